@@ -1,0 +1,1 @@
+"""Reads and writes paged K/V on the device."""

@@ -1,0 +1,1 @@
+"""Who may use which KV block; plain Python, no torch."""

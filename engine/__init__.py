@@ -1,0 +1,1 @@
+"""What runs next, and the life of a request."""

@@ -1,0 +1,152 @@
+"""API process and engine-core process: the typed messages between them, msgpack on the wire.
+
+One message a step carries everything that the step produced; token ids travel as little-endian int32 bytes.
+"""
+
+import msgspec
+import numpy as np
+
+from octavo.executor.step import Int32Array, RowSampling
+from octavo.outputs import FinishReason
+
+
+def pack_ids(token_ids: "list[int] | Int32Array") -> bytes:
+    """Encode token ids as little-endian int32."""
+    return np.asarray(token_ids, dtype="<i4").tobytes()
+
+
+def unpack_ids(data: bytes) -> Int32Array:
+    """Decode what ``pack_ids`` wrote; the array is read-only."""
+    return np.frombuffer(data, dtype="<i4")
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag=True):
+    """Put one request (one child of a client's request) into the queue."""
+
+    number: int
+    """Assigned by the sender, growing, never reused."""
+    request_id: str
+    """The client's id; children share it and ids may repeat."""
+    prompt: bytes
+    """``pack_ids`` of the prompt."""
+    sampling: RowSampling
+    max_tokens: int
+    """Resolved: prompt and output together never exceed the engine's limit."""
+    arrival_s: float
+    priority: int = 0
+    """Lower runs first under the ``priority`` policy."""
+    eos_ids: tuple[int, ...] = ()
+    """Ends with ``stop`` and no stop_reason; empty when ``ignore_eos``."""
+    stop_ids: tuple[int, ...] = ()
+    """Ends with ``stop`` and the id as stop_reason."""
+    cache_salt: str | None = None
+    private_namespace: int | None = None
+    """Share blocks only with requests of the same value; set when prefix caching is disabled."""
+    skip_reading_prefix_cache: bool = False
+
+
+class AbortRequests(msgspec.Struct, frozen=True, tag=True):
+    """Forget these requests; unknown and finished numbers are ignored."""
+
+    numbers: tuple[int, ...]
+
+
+class FinishRequest(msgspec.Struct, frozen=True, tag=True):
+    """A stop string was found: the request is finished with its first ``num_output_tokens`` tokens."""
+
+    number: int
+    stop_reason: str
+    num_output_tokens: int
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
+    """Drop every cached block that no request uses."""
+
+
+CoreMessage = AddRequest | AbortRequests | FinishRequest | ResetPrefixCache
+
+
+class CoreInfo(msgspec.Struct, frozen=True, tag=True):
+    """Sent once when the core is ready."""
+
+    max_tokens_per_request: int
+    """The longest any request may become, prompt and output: min(max_model_len, pool)."""
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    vocab_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    scheduling_policy: str
+
+
+class LogprobEntry(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position; the first id is the token that is there."""
+
+    ids: bytes
+    logprobs: bytes
+    """float32, little-endian, one per id."""
+    rank: int
+
+
+class StartedRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A request was admitted for the first time."""
+
+    number: int
+    scheduled_s: float
+    num_cached_tokens: int
+
+
+class FinishedRequest(msgspec.Struct, frozen=True, array_like=True):
+    """The last word about a request."""
+
+    number: int
+    reason: FinishReason
+    stop_reason: int | str | None = None
+    error: str | None = None
+    num_retractions: int = 0
+
+
+class CoreStats(msgspec.Struct, frozen=True, array_like=True):
+    """Counters since start and gauges of now, as of one step."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks_used: int = 0
+    num_blocks_cached: int = 0
+    num_blocks: int = 0
+    num_steps: int = 0
+    num_prompt_tokens_computed: int = 0
+    num_tokens_scheduled: int = 0
+    """Of this step alone."""
+    num_retractions: int = 0
+    prefix_queries: int = 0
+    """Prompt tokens looked up at admission."""
+    prefix_hits: int = 0
+    prefix_misses: dict[str, int] = {}
+    """Reason -> prompt tokens; the reasons are those of ``block_manager.manager.MissReason``."""
+
+
+class CoreOutputs(msgspec.Struct, frozen=True, tag=True):
+    """What one step produced: ``numbers[i]`` got ``token_ids[i]``; a number occurs at most once in a message."""
+
+    numbers: list[int] = []
+    token_ids: bytes = b""
+    logprobs: dict[int, LogprobEntry] = {}
+    """Number -> logprobs of its token."""
+    prompt_logprobs: dict[int, list[LogprobEntry]] = {}
+    """Number -> the whole prompt from its second token on, sent once, no later than the first token."""
+    started: list[StartedRequest] = []
+    finished: list[FinishedRequest] = []
+    """A request may finish with or without a token in the same message; the token comes first."""
+    now_s: float = 0.0
+    stats: CoreStats = CoreStats()
+
+
+class CoreDied(msgspec.Struct, frozen=True, tag=True):
+    """The core gives up; every request ends with ``error``."""
+
+    message: str
+
+
+CoreReply = CoreInfo | CoreOutputs | CoreDied

@@ -1,0 +1,1 @@
+"""Turns one planned step into token ids, on the device."""

@@ -1,0 +1,186 @@
+"""Every setting of the engine, with its default and meaning; the only place that reads the environment.
+
+``docs/configuration.md`` is made from this file. Settings that need the device or the model to be known are None
+here and resolved once, in ``entrypoints/launch.py``.
+"""
+
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from octavo.errors import ConfigError
+
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+SchedulingPolicyName = Literal["fcfs", "priority"]
+
+DEVICE_DEFAULTS = {
+    "cuda": {"max_num_seqs": 1024, "max_num_batched_tokens": 16_384},
+    "cpu": {"max_num_seqs": 64, "max_num_batched_tokens": 1_024},
+}
+
+
+def _setting(default: Any, help_text: str, *, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"help": help_text, "choices": choices})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """Settings of one engine.
+
+    Raises:
+        ConfigError: a value is outside its range; the message names the setting, the value and what is allowed.
+    """
+
+    model: str | None = _setting(
+        None, "Folder, .gguf file or Hub id; None is the default model, SmolLM2-135M-Instruct."
+    )
+    tokenizer: str | None = _setting(
+        None, "Folder or Hub id of the tokenizer; None is the model's own."
+    )
+    revision: str | None = _setting(None, "Branch, tag or commit of the model on the Hub.")
+    tokenizer_revision: str | None = _setting(
+        None, "Branch, tag or commit of the tokenizer on the Hub."
+    )
+    hf_token: str | None = _setting(
+        None, "Hub access token; None uses HF_TOKEN or the stored login."
+    )
+    load_format: LoadFormat = _setting(
+        "auto",
+        "How weights are read; dummy makes random ones from the config alone.",
+        choices=("auto", "safetensors", "gguf", "dummy"),
+    )
+    dtype: DType = _setting(
+        "auto",
+        "Data type of weights and K/V; auto is float32 on a CPU, else the checkpoint's own 16-bit type.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    device: str = _setting(
+        "auto", "cuda or cpu; auto takes a GPU if there is one.", choices=("auto", "cuda", "cpu")
+    )
+    seed: int = _setting(0, "Seed of requests without one, and of dummy weights.")
+    skip_tokenizer_init: bool = _setting(
+        False, "Load no tokenizer: prompts and outputs are token ids."
+    )
+    chat_template: str | None = _setting(
+        None, "File or text of a chat template that replaces the model's."
+    )
+    generation_config: str = _setting(
+        "auto",
+        "Sampling defaults: auto reads the model's generation_config.json, octavo (or vllm) uses neutral values.",
+    )
+
+    max_model_len: int | None = _setting(
+        None, "Longest request, prompt and output; None is the model's limit."
+    )
+    block_size: int = _setting(16, "Tokens in one KV block.")
+    num_gpu_blocks_override: int | None = _setting(
+        None, "KV blocks in the pool; None measures free memory."
+    )
+    gpu_memory_utilization: float = _setting(
+        0.92, "Share of the card's memory that this engine may use."
+    )
+    kv_cache_memory_bytes: int | None = _setting(None, "Bytes of the KV pool; None derives them.")
+    enable_prefix_caching: bool = _setting(
+        True, "Reuse the K/V of equal prompt prefixes across requests."
+    )
+
+    max_num_seqs: int | None = _setting(
+        None, "Most requests running at once; None: 1024 on a GPU, 64 on a CPU."
+    )
+    max_num_batched_tokens: int | None = _setting(
+        None, "Token budget of one step; None: 16384 on a GPU (8192 when serving), 1024 on a CPU."
+    )
+    long_prefill_token_threshold: int | None = _setting(
+        None,
+        "Longest chunk of one prompt in a step in which other requests decode; None is no cap.",
+    )
+    scheduling_policy: SchedulingPolicyName = _setting(
+        "fcfs", "Order of admission and retraction.", choices=("fcfs", "priority")
+    )
+    schedule_conservativeness: float = _setting(
+        1.0, "Scales the growth that admission reserves for running requests; 0 reserves nothing."
+    )
+    min_deferral_tokens: int = _setting(
+        256,
+        "Wait for a running prefill if that shares at least this many more tokens than the cache.",
+    )
+    async_scheduling: bool | None = _setting(
+        None, "Plan and launch a step before the last one's tokens are read; None: on with a GPU."
+    )
+    journal: str | None = _setting(None, "File that keeps the scheduler's journal.")
+
+    tensor_parallel_size: int = _setting(1, "Devices that share one model; only 1 runs today.")
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+            self._require_at_least(name, 1)
+        for name in (
+            "num_gpu_blocks_override",
+            "kv_cache_memory_bytes",
+            "long_prefill_token_threshold",
+        ):
+            self._require_at_least(name, 1)
+        self._require_at_least("schedule_conservativeness", 0)
+        self._require_at_least("min_deferral_tokens", 0)
+        for item in fields(self):
+            allowed = item.metadata["choices"]
+            if allowed and getattr(self, item.name) not in allowed:
+                raise ConfigError(
+                    f"{item.name} is {getattr(self, item.name)!r}; it must be one of {', '.join(allowed)}"
+                )
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be in (0, 1]"
+            )
+        if self.tensor_parallel_size != 1:
+            raise ConfigError(
+                f"tensor_parallel_size is {self.tensor_parallel_size}; only 1 is supported in this version"
+            )
+
+    def _require_at_least(self, name: str, low: float) -> None:
+        value = getattr(self, name)
+        if value is not None and value < low:
+            raise ConfigError(f"{name} is {value}; it must be at least {low:g}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerConfig:
+    """What the scheduler needs to know; resolved from EngineConfig and ExecutorInfo at start."""
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    policy: SchedulingPolicyName = "fcfs"
+    enable_prefix_caching: bool = True
+    long_prefill_token_threshold: int | None = None
+    conservativeness: float = 1.0
+    min_deferral_tokens: int = 256
+
+    @property
+    def max_tokens_per_request(self) -> int:
+        """The longest any request may become, prompt and output together."""
+        return min(self.max_model_len, self.num_blocks * self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The environment variables that Octavo reads."""
+
+    default_model: Path | None
+    """OCTAVO_DEFAULT_MODEL: a .gguf file or folder to use instead of fetching the default model."""
+    cache_dir: Path
+    """OCTAVO_CACHE_DIR, else XDG_CACHE_HOME/octavo, else ~/.cache/octavo."""
+
+    @classmethod
+    def read(cls) -> "Environment":
+        """Read the process's environment."""
+        default_model = os.environ.get("OCTAVO_DEFAULT_MODEL")
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return cls(
+            default_model=Path(default_model) if default_model else None,
+            cache_dir=Path(os.environ.get("OCTAVO_CACHE_DIR") or base / "octavo"),
+        )

@@ -1,0 +1,165 @@
+"""How one request is sampled: vLLM's ``SamplingParams`` with its names and defaults.
+
+An unsupported parameter is a ``TypeError`` of the constructor; an impossible value is an ``InvalidRequestError``.
+"""
+
+import enum
+import math
+from typing import Any
+
+import msgspec
+
+from octavo.errors import InvalidRequestError
+
+MAX_N = 16_384
+GREEDY_TEMPERATURE = 1e-5  # below this the distribution is a point mass in every dtype we run
+MIN_TEMPERATURE = (
+    1e-2  # logits / T stays finite in float16 for |logits| < 655; vLLM raises T to the same bound
+)
+
+
+class RequestOutputKind(enum.Enum):
+    """What each output of a streamed request carries."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class SamplingParams(msgspec.Struct, omit_defaults=True):
+    """Parameters of one request.
+
+    Raises:
+        InvalidRequestError: a value is outside its range, or two values exclude each other.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    skip_reading_prefix_cache: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    @property
+    def is_greedy(self) -> bool:
+        """True when the most likely token is always taken."""
+        return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """The stop strings as a list, empty when there are none."""
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    def clone(self) -> "SamplingParams":
+        """Return an independent copy."""
+        return msgspec.convert(msgspec.to_builtins(self), SamplingParams)
+
+    def validate(self) -> None:
+        """Check every value; called by the constructor and again when a request is added."""
+        _check_integer("n", self.n, 1, MAX_N)
+        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
+        _check_number("temperature", self.temperature, 0.0, math.inf)
+        _check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_integer("top_k", self.top_k, -1, None)
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_optional_integer("seed", self.seed, -(2**63), 2**63 - 1)
+        _check_optional_integer("max_tokens", self.max_tokens, 1, None)
+        _check_integer("min_tokens", self.min_tokens, 0, None)
+        _check_optional_integer("logprobs", self.logprobs, -1, None)
+        _check_optional_integer("prompt_logprobs", self.prompt_logprobs, -1, None)
+        self._validate_stops()
+        self._validate_token_lists()
+        self._validate_combinations()
+
+    def _validate_stops(self) -> None:
+        for text in self.stop_strings:
+            if not isinstance(text, str):
+                raise _invalid("stop", text, "a string or a list of strings")
+            if not text:
+                raise _invalid("stop", text, "non-empty strings: an empty one would stop at once")
+        if self.stop_strings and not self.detokenize:
+            raise InvalidRequestError(
+                "stop strings are looked for in the text: set detokenize=True or use stop_token_ids",
+                parameter="stop",
+            )
+
+    def _validate_token_lists(self) -> None:
+        for name, ids in (
+            ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids),
+        ):
+            for token_id in ids or []:
+                _check_integer(name, token_id, 0, None)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise _invalid("allowed_token_ids", [], "None or at least one token id")
+        for token_id, bias in (self.logit_bias or {}).items():
+            _check_integer("logit_bias", token_id, 0, None)
+            _check_number("logit_bias", bias, -math.inf, math.inf)
+        for word in self.bad_words or []:
+            if not isinstance(word, str) or not word:
+                raise _invalid("bad_words", word, "non-empty strings")
+
+    def _validate_combinations(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _invalid("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+        if self.n > 1 and self.is_greedy:
+            raise _invalid("n", self.n, "1 with temperature 0: greedy answers would all be equal")
+        if self.prompt_logprobs is not None and self.skip_reading_prefix_cache is False:
+            raise _invalid(
+                "skip_reading_prefix_cache",
+                False,
+                "True or None with prompt_logprobs: cached tokens have no logits",
+            )
+
+
+def _invalid(name: str, value: object, allowed: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{name} is {value!r}; it must be {allowed}", parameter=name)
+
+
+def _check_integer(name: str, value: Any, low: int, high: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _invalid(name, value, "an integer")
+    if value < low or (high is not None and value > high):
+        raise _invalid(name, value, f"at least {low}" if high is None else f"in [{low}, {high}]")
+
+
+def _check_optional_integer(name: str, value: Any, low: int, high: int | None) -> None:
+    if value is not None:
+        _check_integer(name, value, low, high)
+
+
+def _check_number(
+    name: str, value: Any, low: float, high: float, *, open_low: bool = False
+) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _invalid(name, value, "a finite number")
+    if value < low or value > high or (open_low and value == low):
+        left = "(" if open_low else "["
+        right = "inf)" if high == math.inf else f"{high:g}]"
+        raise _invalid(name, value, f"in {left}{low:g}, {right}")
