@@ -1,7 +1,8 @@
 """Build script.
 
-The code lives in the top-level folders. ``src/octavo`` holds the package's ``__init__`` and one relative link per
-folder, so that ``engine/`` is imported as ``octavo.engine`` and nothing generic reaches site-packages.
+The code lives in the top-level folders. ``src/octavo`` holds the package's ``__init__`` and one
+relative link per folder, so that ``engine/`` is imported as ``octavo.engine`` and nothing generic
+reaches site-packages.
 """
 
 from pathlib import Path

@@ -1,7 +1,8 @@
 """The contract between models, attention backends and the model runner.
 
-A model calls ``attention(layer, qkv)`` once per layer. The backend normalises and rotates q and k, stores k and v of
-*all* tokens of the step, and only then attends; so rows of one step may read blocks that the same step writes.
+A model calls ``attention(layer, qkv)`` once per layer. The backend normalises and rotates q and k,
+stores k and v of *all* tokens of the step, and only then attends; so rows of one step may read
+blocks that the same step writes.
 """
 
 from dataclasses import dataclass
@@ -28,8 +29,9 @@ class KVCacheSpec:
 class AttentionLayer:
     """What one attention layer does with its q, k and v; constant for the life of the model.
 
-    ``rotary`` holds cos | sin for every position, float32, (max_positions, rotary_dim); the first ``rotary_dim``
-    elements of a head are rotated in the half-split ("neox") pairing: element i with i + rotary_dim / 2.
+    ``rotary`` holds cos | sin for every position, float32, (max_positions, rotary_dim); the first
+    ``rotary_dim`` elements of a head are rotated in the half-split ("neox") pairing: element i with
+    i + rotary_dim / 2.
     """
 
     index: int
@@ -49,9 +51,9 @@ class AttentionLayer:
 class AttentionInputs:
     """Where the tokens of one step stand; the same for all layers. int32 unless noted.
 
-    Row r owns the tokens ``query_start[r] : query_start[r + 1]`` of the flat batch; they are the last ones of its
-    ``context_lengths[r]`` tokens. Token t goes to slot ``slot_mapping[t] = block_id * block_size + offset``; a negative
-    slot is skipped by every kernel.
+    Row r owns the tokens ``query_start[r] : query_start[r + 1]`` of the flat batch; they are the
+    last ones of its ``context_lengths[r]`` tokens. Token t goes to slot ``slot_mapping[t] =
+    block_id * block_size + offset``; a negative slot is skipped by every kernel.
     """
 
     query_start: Tensor  # (num_rows + 1,)
@@ -65,8 +67,10 @@ class Attention(Protocol):
     """Attention bound to one step, as the models see it."""
 
     def __call__(self, layer: AttentionLayer, qkv: Tensor) -> Tensor:
-        """Map q | k | v of the flat batch, (num_tokens, (num_heads + 2 * num_kv_heads) * head_dim), to the heads'
-        outputs, (num_tokens, num_heads * head_dim).
+        """Map q | k | v of the flat batch to the heads' outputs.
+
+        (num_tokens, (num_heads + 2 * num_kv_heads) * head_dim) in,
+        (num_tokens, num_heads * head_dim) out.
         """
 
 

@@ -1,6 +1,7 @@
 """API process and engine-core process: the typed messages between them, msgpack on the wire.
 
-One message a step carries everything that the step produced; token ids travel as little-endian int32 bytes.
+One message a step carries everything that the step produced; token ids travel as little-endian
+int32 bytes.
 """
 
 import msgspec
@@ -52,7 +53,7 @@ class AbortRequests(msgspec.Struct, frozen=True, tag=True):
 
 
 class FinishRequest(msgspec.Struct, frozen=True, tag=True):
-    """A stop string was found: the request is finished with its first ``num_output_tokens`` tokens."""
+    """A stop string was found: the request ends with its first ``num_output_tokens`` tokens."""
 
     number: int
     stop_reason: str
@@ -128,14 +129,17 @@ class CoreStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CoreOutputs(msgspec.Struct, frozen=True, tag=True):
-    """What one step produced: ``numbers[i]`` got ``token_ids[i]``; a number occurs at most once in a message."""
+    """What one step produced: ``numbers[i]`` got ``token_ids[i]``.
+
+    A number occurs at most once in a message.
+    """
 
     numbers: list[int] = []
     token_ids: bytes = b""
     logprobs: dict[int, LogprobEntry] = {}
     """Number -> logprobs of its token."""
     prompt_logprobs: dict[int, list[LogprobEntry]] = {}
-    """Number -> the whole prompt from its second token on, sent once, no later than the first token."""
+    """Number -> the whole prompt from its second token on, sent once, by the first token."""
     started: list[StartedRequest] = []
     finished: list[FinishedRequest] = []
     """A request may finish with or without a token in the same message; the token comes first."""

@@ -1,7 +1,8 @@
-"""The border between planning and computing: ``Step`` goes to an executor, ``StepResult`` comes back.
+"""Between planning and computing: ``Step`` goes to an executor, ``StepResult`` comes back.
 
-A Step is complete: an executor that has seen every Step since a row's ``new_rows`` needs nothing else. Its parts are
-executed in this order: released rows, new rows, block copies, new blocks, compute. No torch here.
+A Step is complete: an executor that has seen every Step since a row's ``new_rows`` needs nothing
+else. Its parts are executed in this order: released rows, new rows, block copies, new blocks,
+compute. No torch here.
 """
 
 from dataclasses import dataclass, field
@@ -17,9 +18,9 @@ Int32Array = NDArray[np.int32]
 class RowSampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the sampler needs to know of a row; resolved, so no value means "look elsewhere".
 
-    Order of effects on the logits of a position: ``allowed_token_ids``, ``bad_words_ids``, ``held_back_ids`` until
-    ``min_tokens`` outputs exist, ``logit_bias``, penalties, then temperature, top-k, top-p, min-p. Log-probabilities
-    are of the raw logits, before all of these.
+    Order of effects on the logits of a position: ``allowed_token_ids``, ``bad_words_ids``,
+    ``held_back_ids`` until ``min_tokens`` outputs exist, ``logit_bias``, penalties, then
+    temperature, top-k, top-p, min-p. Log-probabilities are of the raw logits, before all of these.
     """
 
     seed: int
@@ -36,13 +37,13 @@ class RowSampling(msgspec.Struct, frozen=True, omit_defaults=True):
     repetition_penalty: float = 1.0
     min_tokens: int = 0
     held_back_ids: tuple[int, ...] = ()
-    """Ids that cannot be sampled before ``min_tokens`` outputs exist: all EOS ids and the stop ids."""
+    """Not sampled before ``min_tokens`` outputs exist: all EOS ids and the stop ids."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
-    """Sequences that must not be completed: the last id is masked when the ids before it were just produced."""
+    """Never completed: the last id is masked when the ids before it were just produced."""
     num_logprobs: int | None = None
-    """Most likely tokens to report besides the sampled one; -1 is the whole vocabulary, None reports nothing."""
+    """Most likely tokens to report besides the sampled one; -1 is the whole vocabulary."""
     num_prompt_logprobs: int | None = None
 
 
@@ -78,10 +79,11 @@ class NewBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward pass: for every scheduled row, compute ``num_tokens`` tokens from ``num_computed_tokens`` on.
+    """One forward pass: per scheduled row, ``num_tokens`` tokens from ``num_computed_tokens`` on.
 
-    ``sample[i]`` is True when the row's gap closes, so that the logits of its last token give the next token. The
-    executor keeps that token in the row; a later step may compute it before the host has seen its id.
+    ``sample[i]`` is True when the row's gap closes, so that the logits of its last token give the
+    next token. The executor keeps that token in the row; a later step may compute it before the
+    host has seen its id.
     """
 
     step_id: int
@@ -102,7 +104,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:
-    """Log-probabilities at one position; ``ids[0]`` is the token that is there, the others are the most likely."""
+    """Log-probabilities at one position: ``ids[0]`` is the token there, then the most likely."""
 
     ids: Int32Array  # (1 + k,)
     logprobs: NDArray[np.float32]  # (1 + k,)
@@ -112,15 +114,18 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step produced. The i-th entry of every sampled column belongs to the i-th True of ``Step.sample``."""
+    """What a step produced.
+
+    The i-th entry of every sampled column belongs to the i-th True of ``Step.sample``.
+    """
 
     step_id: int
     token_ids: Int32Array  # (num_sampled,)
     logprobs: dict[int, PositionLogprobs] = field(default_factory=dict)
     """Index into the sampled column -> logprobs, for rows that asked for them."""
     prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
-    """Index into ``Step.rows`` -> one entry for each scheduled position p with p + 1 < num_prompt_tokens: the
-    log-probabilities of the prompt token at p + 1."""
+    """Index into ``Step.rows`` -> one entry for each scheduled position p with
+    p + 1 < num_prompt_tokens: the log-probabilities of the prompt token at p + 1."""
     row_errors: dict[int, str] = field(default_factory=dict)
     """Index into ``Step.rows`` -> why the row cannot go on (non-finite logits)."""
     compute_time_s: float = 0.0

@@ -1,4 +1,7 @@
-"""Octavo serves large language models. Names are imported on first use, so that ``octavo --help`` loads no torch."""
+"""Octavo serves large language models.
+
+Names are imported on first use, so that ``octavo --help`` loads no torch.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,7 @@
-"""Every setting of the engine, with its default and meaning; the only place that reads the environment.
+"""Every setting of the engine, with its default and meaning; nothing else reads the environment.
 
-``docs/configuration.md`` is made from this file. Settings that need the device or the model to be known are None
-here and resolved once, in ``entrypoints/launch.py``.
+``docs/configuration.md`` is made from this file. Settings that need the device or the model to be
+known are None here and resolved once, in ``entrypoints/launch.py``.
 """
 
 import os
@@ -30,7 +30,8 @@ class EngineConfig:
     """Settings of one engine.
 
     Raises:
-        ConfigError: a value is outside its range; the message names the setting, the value and what is allowed.
+        ConfigError: a value is outside its range; the message names the setting, the value and
+            what is allowed.
     """
 
     model: str | None = _setting(
@@ -53,7 +54,7 @@ class EngineConfig:
     )
     dtype: DType = _setting(
         "auto",
-        "Data type of weights and K/V; auto is float32 on a CPU, else the checkpoint's own 16-bit type.",
+        "Data type of weights and K/V; auto is float32 on a CPU, else the model's 16-bit type.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     device: str = _setting(
@@ -68,7 +69,7 @@ class EngineConfig:
     )
     generation_config: str = _setting(
         "auto",
-        "Sampling defaults: auto reads the model's generation_config.json, octavo (or vllm) uses neutral values.",
+        "Sampling defaults: auto takes the model's generation_config.json, octavo (or vllm) none.",
     )
 
     max_model_len: int | None = _setting(
@@ -128,7 +129,8 @@ class EngineConfig:
             allowed = item.metadata["choices"]
             if allowed and getattr(self, item.name) not in allowed:
                 raise ConfigError(
-                    f"{item.name} is {getattr(self, item.name)!r}; it must be one of {', '.join(allowed)}"
+                    f"{item.name} is {getattr(self, item.name)!r}; "
+                    f"it must be one of {', '.join(allowed)}"
                 )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
@@ -136,7 +138,8 @@ class EngineConfig:
             )
         if self.tensor_parallel_size != 1:
             raise ConfigError(
-                f"tensor_parallel_size is {self.tensor_parallel_size}; only 1 is supported in this version"
+                f"tensor_parallel_size is {self.tensor_parallel_size}; "
+                "only 1 is supported in this version"
             )
 
     def _require_at_least(self, name: str, low: float) -> None:

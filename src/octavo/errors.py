@@ -1,12 +1,12 @@
 """Every error that Octavo raises on purpose.
 
 OctavoError
-├── InvalidRequestError   the caller's request cannot be served as written (also a ValueError; HTTP 400)
-│   └── BatchRefusedError some requests of one ``LLM.generate`` call were refused; carries the others' outputs
-├── ConfigError           a setting or a model that cannot be used (also a ValueError; exit status 2)
+├── InvalidRequestError   the request cannot be served as written (a ValueError; HTTP 400)
+│   └── BatchRefusedError some requests of one ``LLM.generate`` call were refused
+├── ConfigError           a setting or a model that cannot be used (a ValueError; exit status 2)
 │   └── ModelLoadError    a checkpoint is missing, incomplete or of the wrong shape
 ├── QueueFullError        the queue caps are reached; try again later (HTTP 429)
-└── EngineDeadError       the engine broke an invariant or its process died; nothing more will be answered
+└── EngineDeadError       the engine broke an invariant or its process died; no more answers
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ class OctavoError(Exception):
 class InvalidRequestError(OctavoError, ValueError):
     """Refuse a request before admission.
 
-    ``parameter`` is the name of the offending field as the client wrote it, or None when it is the request as a whole.
+    ``parameter`` is the name of the offending field as the client wrote it, or None when it is the
+    request as a whole.
     """
 
     def __init__(self, message: str, *, parameter: str | None = None) -> None:
@@ -31,7 +32,7 @@ class InvalidRequestError(OctavoError, ValueError):
 class BatchRefusedError(InvalidRequestError):
     """Report refused requests of one call after the others have run.
 
-    ``outputs`` has one entry per prompt of the call: its final output, or None where it was refused.
+    ``outputs`` has one entry per prompt of the call: its final output, or None where refused.
     """
 
     def __init__(self, message: str, *, outputs: Sequence[object]) -> None:

@@ -8,7 +8,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Log-probability of one token under the model's raw logits; ``rank`` is 1 for the most likely token."""
+    """Log-probability of one token under the model's raw logits; ``rank`` 1 is the most likely."""
 
     logprob: float
     rank: int | None = None

@@ -1,6 +1,7 @@
 """How one request is sampled: vLLM's ``SamplingParams`` with its names and defaults.
 
-An unsupported parameter is a ``TypeError`` of the constructor; an impossible value is an ``InvalidRequestError``.
+An unsupported parameter is a ``TypeError`` of the constructor; an impossible value is an
+``InvalidRequestError``.
 """
 
 import enum
@@ -105,7 +106,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
                 raise _invalid("stop", text, "non-empty strings: an empty one would stop at once")
         if self.stop_strings and not self.detokenize:
             raise InvalidRequestError(
-                "stop strings are looked for in the text: set detokenize=True or use stop_token_ids",
+                "stop strings are found in the text: set detokenize=True or use stop_token_ids",
                 parameter="stop",
             )
 
