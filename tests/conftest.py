@@ -1,0 +1,80 @@
+"""Checkpoints that tests of every room share, built once per session on first use."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import (
+    VOCAB_SIZE,
+    build_chain_model,
+    build_random_model,
+    save_checkpoint,
+    tiny_config,
+)
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory):
+    """Folder that holds the session's checkpoints."""
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="session")
+def tiny_spm(checkpoints) -> Path:
+    """Random Llama: 2 layers, 4 query and 2 KV heads, untied, 345 tokens, 512 positions."""
+    return save_checkpoint(checkpoints / "tiny-spm", build_random_model(tiny_config()))
+
+
+@pytest.fixture(scope="session")
+def tiny_tied(checkpoints) -> Path:
+    """Like tiny_spm with tied embeddings: the file has no lm_head.weight."""
+    model = build_random_model(tiny_config(tie_word_embeddings=True))
+    return save_checkpoint(checkpoints / "tiny-tied", model)
+
+
+@pytest.fixture(scope="session")
+def tiny_padded_vocab(checkpoints) -> Path:
+    """Like tiny_spm with 37 rows that have weights but no token."""
+    model = build_random_model(tiny_config(vocab_size=VOCAB_SIZE + 37))
+    return save_checkpoint(checkpoints / "tiny-padded-vocab", model)
+
+
+@pytest.fixture(scope="session")
+def tiny_9heads(checkpoints) -> Path:
+    """Random Llama with 9 query and 3 KV heads, as SmolLM has."""
+    config = tiny_config(hidden_size=144, num_attention_heads=9, num_key_value_heads=3)
+    return save_checkpoint(checkpoints / "tiny-9heads", build_random_model(config))
+
+
+@pytest.fixture(scope="session")
+def tiny_sharded(checkpoints) -> Path:
+    """The weights of tiny_spm in several files with an index."""
+    folder = checkpoints / "tiny-sharded"
+    return save_checkpoint(folder, build_random_model(tiny_config()), max_shard_size="200KB")
+
+
+@pytest.fixture(scope="session")
+def tiny_no_template(checkpoints) -> Path:
+    """tiny_spm as a base model: no chat template."""
+    folder = checkpoints / "tiny-no-template"
+    return save_checkpoint(folder, build_random_model(tiny_config()), chat_template=None)
+
+
+@pytest.fixture(scope="session")
+def chain_emoji(checkpoints) -> Path:
+    """Greedy text after the prompt 'z' is '😀    b': a four-byte character, one byte a token."""
+    pieces = ["z", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "▁▁▁▁", "b"]
+    return save_checkpoint(checkpoints / "chain-emoji", build_chain_model(pieces))
+
+
+@pytest.fixture(scope="session")
+def chain_halfchar(checkpoints) -> Path:
+    """Greedy output after the prompt 'z' is 'a' and half of a four-byte character."""
+    pieces = ["z", "a", "<0xF0>", "<0x9F>"]
+    return save_checkpoint(checkpoints / "chain-halfchar", build_chain_model(pieces))
+
+
+@pytest.fixture(scope="session")
+def chain_letters(checkpoints) -> Path:
+    """Greedy text after the prompt 'z' is 'abcdefghij', one letter a token."""
+    return save_checkpoint(checkpoints / "chain-letters", build_chain_model("zabcdefghij"))
