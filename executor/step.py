@@ -158,7 +158,10 @@ class Executor(Protocol):
     info: ExecutorInfo
 
     def submit(self, step: Step) -> StepHandle:
-        """Launch a step; returns before it has finished where the device allows it."""
+        """Launch a step; returns before it has finished where the device allows it.
+
+        If it raises, rows, blocks and copies of the step are applied and nothing was computed.
+        """
 
     def shutdown(self) -> None:
         """Free the device; nothing may be submitted afterwards."""

@@ -1,0 +1,68 @@
+"""Block keys: names of K/V contents, equal in every process.
+
+key(block) = SHA-256(parent key || token ids as little-endian int32 || extra keys), cut to 128 bits.
+The parent of a first block is the root: a hash of the namespace, which names everything else that
+K/V values depend on. A chain of keys is a path in a radix tree whose edges are one block long.
+"""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+KEY_BYTES = 16
+
+
+def root_key(namespace: bytes, *, private: int | None = None) -> bytes:
+    """Return the parent of first blocks; ``private`` separates requests that must not share with
+    others.
+    """
+    parts = [b"namespace", namespace]
+    if private is not None:
+        parts += [b"private", struct.pack("<q", private)]
+    return _digest(_encode(parts))
+
+
+class KeyChain:
+    """Keys of the full blocks of one request's known tokens. Append-only: tokens become known and
+    never change.
+    """
+
+    __slots__ = ("_block_size", "_first_block_extra", "keys")
+
+    def __init__(self, root: bytes, block_size: int, *, cache_salt: str | None = None) -> None:
+        self.keys: list[bytes] = [root]  # keys[i + 1] belongs to block i
+        self._block_size = block_size
+        self._first_block_extra = (
+            b"" if cache_salt is None else _encode([b"cache_salt", cache_salt.encode()])
+        )
+
+    @property
+    def num_blocks(self) -> int:
+        """Full blocks that have a key."""
+        return len(self.keys) - 1
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Add the keys of blocks that have become full; ``token_ids`` are all known tokens."""
+        size = self._block_size
+        start = self.num_blocks
+        end = len(token_ids) // size
+        if start == end:
+            return
+        data = np.asarray(token_ids[start * size : end * size], dtype="<i4").tobytes()
+        parent = self.keys[-1]
+        for index in range(end - start):
+            content = data[index * size * 4 : (index + 1) * size * 4]
+            extra = self._first_block_extra if start + index == 0 else b""
+            parent = _digest(parent + content + extra)
+            self.keys.append(parent)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()[:KEY_BYTES]
+
+
+def _encode(parts: list[bytes]) -> bytes:
+    """Join byte strings unambiguously: each one behind its length."""
+    return b"".join(struct.pack("<I", len(part)) + part for part in parts)

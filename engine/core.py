@@ -1,0 +1,266 @@
+"""Core process: plans a step, launches it, and applies the result of the one before.
+
+Owns no request and no tensor; it moves messages, Steps and results between their owners.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from octavo.block_manager.hashing import KeyChain, root_key
+from octavo.config import SchedulerConfig
+from octavo.engine.journal import Journal
+from octavo.engine.messages import (
+    AbortRequests,
+    AddRequest,
+    CoreInfo,
+    CoreMessage,
+    CoreOutputs,
+    CoreStats,
+    FinishedRequest,
+    FinishRequest,
+    LogprobEntry,
+    ResetPrefixCache,
+    StartedRequest,
+    pack_ids,
+)
+from octavo.engine.request import Request
+from octavo.engine.scheduler import Scheduler, UpdatedStep
+from octavo.errors import InvalidRequestError
+from octavo.executor.step import Executor, PositionLogprobs, StepHandle, StepResult
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Drives one executor.
+
+    With ``lag`` 1 a step is launched before the result of the one before it is read, so that the
+    device never waits for the host; with 0 every result is read first.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        config: SchedulerConfig,
+        *,
+        lag: int,
+        journal: Journal | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = Scheduler(config, journal)
+        self.info = _describe(executor, config)
+        self._executor = executor
+        self._lag = lag
+        self._clock = clock
+        self._launched: deque[StepHandle] = deque()
+        self._prompt_logprobs = PromptLogprobs()
+        self._refused: list[FinishedRequest] = []
+        self._num_steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        """True while there is something to plan, a result to wait for or an end to report."""
+        return bool(self.scheduler.has_unfinished_requests or self._launched or self._refused)
+
+    def apply(self, messages: Sequence[CoreMessage]) -> None:
+        """Take in what the front end sent, in order."""
+        for message in messages:
+            match message:
+                case AddRequest():
+                    self._add(message)
+                case AbortRequests():
+                    self.scheduler.abort(message.numbers)
+                case FinishRequest():
+                    self.scheduler.finish(
+                        message.number,
+                        stop_reason=message.stop_reason,
+                        num_output_tokens=message.num_output_tokens,
+                    )
+                case ResetPrefixCache():
+                    self.scheduler.reset_prefix_cache()
+
+    def step(self) -> CoreOutputs | None:
+        """Plan and launch one step and read at most one result; None when there is nothing to
+        report.
+
+        Raises whatever reading a result raises: the engine is dead then.
+        """
+        now_s = self._clock()
+        outputs = OutputColumns()
+        is_planned = self._launch(now_s, outputs)
+        if self._launched and (not is_planned or len(self._launched) > self._lag):
+            result = self._launched.popleft().result()
+            updated = self.scheduler.update(result)
+            self._collect(result, updated, outputs)
+        elif not is_planned:
+            assert not self.scheduler.has_unfinished_requests, self._describe_stall()
+        outputs.finished += self._refused
+        self._refused = []
+        outputs.finished += [self._final(request) for request in self.scheduler.take_finished()]
+        return outputs.pack(self._clock(), self._stats(outputs)) if outputs else None
+
+    def shutdown(self) -> None:
+        """Stop the executor and close the journal."""
+        self._executor.shutdown()
+        self.scheduler.journal.close()
+
+    def _add(self, message: AddRequest) -> None:
+        root = root_key(self._executor.info.cache_namespace, private=message.private_namespace)
+        request = Request(message)
+        chain = KeyChain(root, self.info.block_size, cache_salt=message.cache_salt)
+        chain.extend(request.token_ids)
+        try:
+            self.scheduler.add(request, chain)
+        except InvalidRequestError as refusal:
+            self._refused.append(FinishedRequest(message.number, "error", error=refusal.message))
+
+    def _launch(self, now_s: float, outputs: "OutputColumns") -> bool:
+        """Plan and launch; returns whether a step was planned."""
+        step = self.scheduler.plan(now_s)
+        if step is None:
+            return False
+        try:
+            handle = self._executor.submit(step)
+        except Exception as failure:  # the border to the device: what was in the step ends, named
+            logger.exception("step %d could not be launched: %s", step.step_id, step)
+            self.scheduler.fail_step(f"the step could not be launched: {failure}")
+            return True
+        self._launched.append(handle)
+        self._num_steps += 1
+        outputs.num_tokens_scheduled = int(step.num_tokens.sum())
+        for new_row in step.new_rows:
+            request = self.scheduler.requests[new_row.number]
+            if request.num_retractions == 0:
+                started = StartedRequest(request.number, now_s, request.num_cached_tokens)
+                outputs.started.append(started)
+        return True
+
+    def _collect(self, result: StepResult, updated: UpdatedStep, outputs: "OutputColumns") -> None:
+        launched = updated.launched
+        for index, entries in result.prompt_logprobs.items():
+            start = int(launched.step.num_computed_tokens[index])
+            self._prompt_logprobs.store(launched.requests[index], start, entries)
+        for index, sampled in enumerate(updated.sampled):
+            if sampled is None:
+                continue
+            outputs.numbers.append(sampled.number)
+            outputs.token_ids.append(int(result.token_ids[index]))
+            if index in result.logprobs:
+                outputs.logprobs[sampled.number] = _pack_logprobs(result.logprobs[index])
+            prompt_logprobs = self._prompt_logprobs.take(sampled)
+            if prompt_logprobs:
+                outputs.prompt_logprobs[sampled.number] = prompt_logprobs
+
+    def _final(self, request: Request) -> FinishedRequest:
+        assert request.finish_reason is not None
+        self._prompt_logprobs.forget(request)
+        return FinishedRequest(
+            request.number,
+            request.finish_reason,
+            request.stop_reason,
+            request.finish_error,
+            request.num_retractions,
+        )
+
+    def _stats(self, outputs: "OutputColumns") -> CoreStats:
+        pool = self.scheduler.block_manager.pool
+        prefix = self.scheduler.block_manager.stats
+        return CoreStats(
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self.scheduler.waiting),
+            num_blocks_used=pool.num_used,
+            num_blocks_cached=pool.num_cached,
+            num_blocks=pool.num_blocks,
+            num_steps=self._num_steps,
+            num_prompt_tokens_computed=self.scheduler.num_prompt_tokens_computed,
+            num_tokens_scheduled=outputs.num_tokens_scheduled,
+            num_retractions=self.scheduler.num_retractions,
+            prefix_queries=prefix.num_queries,
+            prefix_hits=prefix.num_hits,
+            prefix_misses={reason.value: num for reason, num in prefix.num_misses.items()},
+        )
+
+    def _describe_stall(self) -> str:
+        scheduler = self.scheduler
+        waiting = [(request.number, request.wait_reason) for request in scheduler.waiting.first(3)]
+        return (
+            f"nothing can be planned and nothing is awaited: {len(scheduler.running)} running, "
+            f"{len(scheduler.waiting)} waiting, first {waiting}"
+        )
+
+
+@dataclass(slots=True)
+class OutputColumns:
+    """What one call of ``step`` has to report, before packing."""
+
+    numbers: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: dict[int, LogprobEntry] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[LogprobEntry]] = field(default_factory=dict)
+    started: list[StartedRequest] = field(default_factory=list)
+    finished: list[FinishedRequest] = field(default_factory=list)
+    num_tokens_scheduled: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.numbers or self.started or self.finished)
+
+    def pack(self, now_s: float, stats: CoreStats) -> CoreOutputs:
+        """Make the message."""
+        return CoreOutputs(
+            numbers=self.numbers,
+            token_ids=pack_ids(self.token_ids),
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            started=self.started,
+            finished=self.finished,
+            now_s=now_s,
+            stats=stats,
+        )
+
+
+class PromptLogprobs:
+    """Collects the log-probabilities of prompts whose chunks take several steps, by position."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, list[LogprobEntry]] = {}
+        self._sent: set[int] = set()
+
+    def store(self, request: Request, start: int, entries: Sequence[PositionLogprobs]) -> None:
+        """Keep a chunk's entries; a retracted request may compute its prompt, or parts, again."""
+        if request.is_finished or request.number in self._sent:
+            return
+        collected = self._entries.setdefault(request.number, [])
+        collected[start : start + len(entries)] = [_pack_logprobs(entry) for entry in entries]
+
+    def take(self, request: Request) -> list[LogprobEntry]:
+        """Hand out, once, what was collected."""
+        entries = self._entries.pop(request.number, [])
+        if entries:
+            self._sent.add(request.number)
+        return entries
+
+    def forget(self, request: Request) -> None:
+        """Drop what is kept for a finished request."""
+        self._entries.pop(request.number, None)
+        self._sent.discard(request.number)
+
+
+def _pack_logprobs(entry: PositionLogprobs) -> LogprobEntry:
+    logprobs = entry.logprobs.astype("<f4").tobytes()
+    return LogprobEntry(pack_ids(entry.ids), logprobs, entry.rank)
+
+
+def _describe(executor: Executor, config: SchedulerConfig) -> CoreInfo:
+    return CoreInfo(
+        max_tokens_per_request=config.max_tokens_per_request,
+        max_model_len=config.max_model_len,
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        vocab_size=executor.info.vocab_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        scheduling_policy=config.policy,
+    )

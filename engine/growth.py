@@ -1,0 +1,46 @@
+"""Core process: how many blocks the running requests are expected to grow by."""
+
+from collections.abc import Iterable
+
+from octavo.block_manager.block_table import BlockSpec, blocks_needed
+from octavo.engine.request import Request
+
+INITIAL_RATIO = 0.7
+FINAL_RATIO = 0.14  # of the initial one; start, end and steps as in SGLang's new-token-ratio
+NUM_DECAY_STEPS = 600
+MAX_TOKENS_COUNTED = 4096
+
+
+class GrowthEstimate:
+    """Expects every running request to produce ``ratio`` of the tokens it may still produce.
+
+    The ratio decays while all goes well and rises after a retraction to what the running set turned
+    out to need, so admission learns how long answers are. Conservativeness 0 expects no growth at
+    all.
+    """
+
+    def __init__(self, spec: BlockSpec, conservativeness: float) -> None:
+        self._spec = spec
+        self._initial = INITIAL_RATIO * conservativeness
+        self._final = FINAL_RATIO * self._initial
+        self.ratio = self._initial
+
+    def num_blocks(self, request: Request) -> int:
+        """Return the blocks that one running request is expected to add."""
+        num_tokens = int(self.ratio * min(request.num_remaining_tokens, MAX_TOKENS_COUNTED))
+        return blocks_needed(self._spec, num_tokens)
+
+    def decay(self) -> None:
+        """Expect a little less: a step was planned without a retraction."""
+        self.ratio = max(self._final, self.ratio - (self._initial - self._final) / NUM_DECAY_STEPS)
+
+    def learn(self, running: Iterable[Request]) -> None:
+        """Expect at least what the running set has used of its limits: a retraction happened."""
+        num_produced = num_allowed = 0
+        for request in running:
+            num_produced += request.num_tokens - request.num_prompt_tokens
+            num_allowed += min(
+                request.max_total_tokens - request.num_prompt_tokens, MAX_TOKENS_COUNTED
+            )
+        if num_allowed and self._initial:
+            self.ratio = min(1.0, max(self.ratio, num_produced / num_allowed))

@@ -1,0 +1,133 @@
+"""Core process: one request, its status and its token counts. The scheduler alone writes to it."""
+
+from array import array
+from enum import Enum, auto
+
+from octavo.engine.messages import AddRequest, unpack_ids
+from octavo.outputs import FinishReason
+
+
+class RequestStatus(Enum):
+    """Where a request is in its life, and which container of the scheduler holds it."""
+
+    WAITING = auto()
+    """Never admitted; in ``waiting``."""
+    RUNNING = auto()
+    """Has a row and blocks; in ``running``."""
+    RETRACTED = auto()
+    """Lost its row and blocks, kept its tokens; in ``waiting``."""
+    DRAINING = auto()
+    """All its tokens are promised by launched steps; holds nothing; in ``draining``."""
+    FINISHED = auto()
+    """Has its final output; in no container."""
+
+
+TRANSITIONS = {
+    RequestStatus.WAITING: {RequestStatus.RUNNING, RequestStatus.FINISHED},
+    RequestStatus.RUNNING: {
+        RequestStatus.RETRACTED,
+        RequestStatus.DRAINING,
+        RequestStatus.FINISHED,
+    },
+    RequestStatus.RETRACTED: {RequestStatus.RUNNING, RequestStatus.FINISHED},
+    RequestStatus.DRAINING: {RequestStatus.FINISHED},
+    RequestStatus.FINISHED: set(),
+}
+
+
+class Request:
+    """One request in the core.
+
+    Token counts (docs/scheduler.md): ``num_known_tokens`` ids are on the host;
+    ``num_promised_tokens`` more will be sampled by launched steps; launched steps store the K/V of
+    ``num_computed_tokens``. A step closes part of the gap ``num_tokens - num_computed_tokens``.
+    """
+
+    __slots__ = (
+        "arrival_s",
+        "finish_error",
+        "finish_reason",
+        "first_scheduled_s",
+        "max_total_tokens",
+        "message",
+        "num_allocated_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_deferrals",
+        "num_promised_tokens",
+        "num_prompt_tokens",
+        "num_retractions",
+        "number",
+        "row",
+        "status",
+        "stop_reason",
+        "token_ids",
+        "wait_reason",
+    )
+
+    def __init__(self, message: AddRequest) -> None:
+        self.message = message
+        self.number = message.number
+        self.arrival_s = message.arrival_s
+        self.token_ids = array("i", unpack_ids(message.prompt).tolist())
+        self.num_prompt_tokens = len(self.token_ids)
+        self.max_total_tokens = self.num_prompt_tokens + message.max_tokens
+        self.status = RequestStatus.WAITING
+        self.num_promised_tokens = 0
+        self.num_computed_tokens = 0
+        self.num_allocated_tokens = 0
+        """Tokens that the request's blocks have room for."""
+        self.row: int | None = None
+        self.num_cached_tokens = 0
+        self.num_retractions = 0
+        self.num_deferrals = 0
+        self.wait_reason: str | None = None
+        """Why it was not admitted by the last plan that looked at it."""
+        self.first_scheduled_s: float | None = None
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.finish_error: str | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.number} {self.status.name}, known={self.num_known_tokens}, "
+            f"promised={self.num_promised_tokens}, computed={self.num_computed_tokens})"
+        )
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Prompt and output tokens whose ids are on the host."""
+        return len(self.token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known and promised tokens."""
+        return len(self.token_ids) + self.num_promised_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Known output tokens."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Tokens that no launched step has promised yet."""
+        return self.max_total_tokens - self.num_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        """True once the final output exists."""
+        return self.status is RequestStatus.FINISHED
+
+    def move_to(self, status: RequestStatus) -> None:
+        """Change the status along an allowed transition."""
+        assert status in TRANSITIONS[self.status], f"{self!r} cannot become {status.name}"
+        self.status = status
+
+    def stop_reason_of(self, token_id: int) -> tuple[bool, int | None]:
+        """Say whether a token ends the request, and with which stop_reason (None for EOS)."""
+        if token_id in self.message.eos_ids:
+            return True, None
+        if token_id in self.message.stop_ids:
+            return True, token_id
+        return False, None

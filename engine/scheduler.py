@@ -1,0 +1,453 @@
+"""Core process: decides which requests compute how many tokens in the next step.
+
+A function of its inputs: no clock, no randomness, no environment. docs/scheduler.md explains the
+states and works through a step.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import count
+
+from octavo.block_manager.block_table import BlockSpec
+from octavo.block_manager.hashing import KeyChain
+from octavo.block_manager.manager import NO_MATCH, BlockManager, Match, MissReason
+from octavo.config import SchedulerConfig
+from octavo.engine.growth import GrowthEstimate
+from octavo.engine.journal import Journal, PlanDecisions, UpdateChanges
+from octavo.engine.policies import POLICIES
+from octavo.engine.request import Request, RequestStatus
+from octavo.engine.step_builder import StepBuilder
+from octavo.engine.waiting_queue import WaitingQueue
+from octavo.engine.waits import AwaitingResult, PrefixDeferral, Wait
+from octavo.errors import InvalidRequestError
+from octavo.executor.step import Step, StepResult
+from octavo.outputs import FinishReason
+
+ADMISSION_WINDOW = 128
+"""Waiting requests that one plan looks at; those behind are reached when these have moved."""
+THRASH_RETRACTIONS = 2
+"""A request retracted so often is not admitted before its whole remainder fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A planned step whose result is not known yet: column i belongs to ``requests[i]``."""
+
+    step: Step
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatedStep:
+    """A step whose result has been applied; ``sampled`` is None where the token was dropped."""
+
+    launched: LaunchedStep
+    sampled: tuple[Request | None, ...]
+
+
+class Scheduler:
+    """Owns the status and the token counts of every request from ``add`` to its final output.
+
+    Invariants between calls: a request is in exactly one of ``waiting``, ``running`` and
+    ``draining`` until it is finished; running requests have a row, a block table and a gap of at
+    least one token; waiting and draining ones have neither row nor blocks; promised tokens equal
+    the samples of launched steps.
+    """
+
+    def __init__(self, config: SchedulerConfig, journal: Journal | None = None) -> None:
+        spec = BlockSpec(config.block_size)
+        self.config = config
+        self.block_manager = BlockManager(config.num_blocks, spec)
+        self.journal = journal or Journal(config)
+        self.policy = POLICIES[config.policy]()
+        self.growth = GrowthEstimate(spec, config.conservativeness)
+        self.waiting = WaitingQueue(self.policy)
+        self.running: dict[int, Request] = {}
+        self.draining: dict[int, Request] = {}
+        self.requests: dict[int, Request] = {}
+        self.num_retractions = 0
+        self.num_prompt_tokens_computed = 0
+        self._finished: list[Request] = []
+        self._launched: deque[LaunchedStep] = deque()
+        self._exhausted: list[Request] = []
+        self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
+        self._released_rows: list[int] = []
+        self._step_ids = count()
+        self._waits: tuple[Wait, ...] = (
+            AwaitingResult(),
+            PrefixDeferral(self.block_manager, self.running, config.min_deferral_tokens),
+        )
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        """True while a request is waiting, running or draining."""
+        return bool(self.requests)
+
+    def add(self, request: Request, chain: KeyChain) -> None:
+        """Put a request into the queue.
+
+        Raises: InvalidRequestError: it could never run to its end, for the reason and with the
+        numbers given.
+        """
+        limit = self.config.max_tokens_per_request
+        if request.num_prompt_tokens == 0:
+            raise InvalidRequestError("the prompt has no tokens", parameter="prompt")
+        if request.max_total_tokens > limit:
+            raise InvalidRequestError(
+                f"{request.num_prompt_tokens} prompt tokens and max_tokens "
+                f"{request.message.max_tokens} exceed the limit of {limit} tokens per request",
+                parameter="max_tokens",
+            )
+        assert request.number not in self.requests, f"{request!r} was added before"
+        self.requests[request.number] = request
+        self.block_manager.register(request.number, chain)
+        self.waiting.add(request)
+        self.journal.add(request, chain.keys)
+
+    def abort(self, numbers: Iterable[int]) -> None:
+        """End requests on the client's wish; unknown and finished ones are ignored."""
+        for number in numbers:
+            request = self.requests.get(number)
+            if request is not None:
+                self.journal.abort(number)
+                self._finish(request, "abort")
+
+    def finish(self, number: int, *, stop_reason: str, num_output_tokens: int) -> None:
+        """End a request in whose text a stop string was found; drops the tokens beyond it."""
+        request = self.requests.get(number)
+        if request is not None:
+            self.journal.finish(number)
+            del request.token_ids[request.num_prompt_tokens + num_output_tokens :]
+            self._finish(request, "stop", stop_reason=stop_reason)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the K/V of every block that no running request uses."""
+        self.journal.reset()
+        self.block_manager.pool.drop_cached()
+
+    def take_finished(self) -> list[Request]:
+        """Return the requests that ended since the last call, in the order in which they did."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def plan(self, now_s: float) -> Step | None:
+        """Decide the next step; None when nothing can be computed before a launched step's result
+        is known.
+        """
+        self.block_manager.begin_plan()
+        self._drain()
+        decisions = PlanDecisions()
+        builder = StepBuilder()
+        budget = self._continue_running(builder, decisions)
+        if decisions.retracted:
+            self.growth.learn(self.running.values())
+        else:
+            self._admit(builder, decisions, budget=budget, now_s=now_s)
+            self.growth.decay()
+        if not builder.requests:
+            return None
+        decisions.step_id = next(self._step_ids)
+        step = builder.build(decisions.step_id, tuple(self._released_rows))
+        self._released_rows.clear()
+        self._launched.append(LaunchedStep(step, tuple(builder.requests)))
+        self.journal.plan(decisions)
+        return step
+
+    def update(self, result: StepResult) -> UpdatedStep:
+        """Apply the result of the oldest launched step."""
+        launched = self._launched.popleft()
+        assert launched.step.step_id == result.step_id, f"result of {result.step_id} out of order"
+        changes = UpdateChanges()
+        for index, message in result.row_errors.items():
+            request = launched.requests[index]
+            if not request.is_finished:
+                changes.failed.append(request.number)
+                self._finish(request, "error", error=message)
+        sampled = self._apply_tokens(launched, result.token_ids.tolist(), changes)
+        self.journal.update(result.step_id, changes)
+        return UpdatedStep(launched, tuple(sampled))
+
+    def fail_step(self, message: str) -> None:
+        """End the requests of the step that ``plan`` just returned: it could not be launched.
+
+        The executor has applied the step's rows and blocks and computed nothing.
+        """
+        launched = self._launched.pop()
+        self.journal.fail(launched.step.step_id)
+        self.block_manager.withdraw_born()
+        for request in launched.requests:
+            if not request.is_finished:
+                self._finish(request, "error", error=message)
+
+    def check_invariants(self) -> None:
+        """Assert what the class docstring states, and the block manager's own invariants."""
+        self.block_manager.check_invariants()
+        waiting = {request.number: request for request in self.waiting}
+        total = len(self.waiting) + len(self.running) + len(self.draining)
+        assert total == len(self.requests), f"{total} requests held, {len(self.requests)} known"
+        assert {**waiting, **self.running, **self.draining} == self.requests
+        promised = [
+            request.number
+            for launched in self._launched
+            for request, sample in zip(launched.requests, launched.step.sample, strict=True)
+            if sample
+        ]
+        for request in self.requests.values():
+            assert request.num_promised_tokens == promised.count(request.number), repr(request)
+        for request in self.running.values():
+            self._check_running(request)
+        for request in (*waiting.values(), *self.draining.values()):
+            assert request.row is None, f"{request!r} holds row {request.row}"
+            assert request.num_computed_tokens == 0, repr(request)
+        rows = [request.row for request in self.running.values() if request.row is not None]
+        assert sorted([*rows, *self._free_rows]) == list(range(self.config.max_num_seqs))
+
+    def _check_running(self, request: Request) -> None:
+        assert request.status is RequestStatus.RUNNING, repr(request)
+        block_ids = self.block_manager.block_ids(request.number)
+        capacity = len(block_ids) * self.config.block_size
+        assert capacity == request.num_allocated_tokens, f"{request!r} has {len(block_ids)} blocks"
+        assert request.num_computed_tokens <= capacity, repr(request)
+        assert request.num_computed_tokens < request.num_tokens, f"{request!r} has no gap"
+        assert request.num_tokens <= request.max_total_tokens, repr(request)
+
+    def _drain(self) -> None:
+        """Release what requests hold whose last token a launched step will sample."""
+        for request in self._exhausted:
+            if request.status is RequestStatus.RUNNING:
+                self._leave_running(request)
+                request.move_to(RequestStatus.DRAINING)
+                self.draining[request.number] = request
+        self._exhausted.clear()
+
+    def _continue_running(self, builder: StepBuilder, decisions: PlanDecisions) -> int:
+        """Schedule running requests, smallest gap first; returns the budget that is left."""
+        budget = self.config.max_num_batched_tokens
+        decoding, prefilling = self._split_by_gap()
+        cap = self._chunk_cap(is_decoding=bool(decoding))
+        planned: dict[Request, int] = {}
+        for request in decoding + prefilling:
+            if budget == 0:
+                break
+            if request.number not in self.running:
+                continue  # retracted for one before it
+            num_tokens = min(request.num_tokens - request.num_computed_tokens, budget, cap)
+            end = request.num_computed_tokens + num_tokens
+            if end > request.num_allocated_tokens:
+                for victim in self._make_room(request, end, builder):
+                    decisions.retracted.append(victim.number)
+                    budget += planned.pop(victim, 0)
+                if request.number not in self.running:
+                    continue
+            planned[request] = num_tokens
+            budget -= num_tokens
+        for request, num_tokens in planned.items():
+            if num_tokens != 1:
+                decisions.chunks.append((request.number, num_tokens))
+            self._schedule(builder, request, num_tokens)
+        return budget
+
+    def _split_by_gap(self) -> tuple[list[Request], list[Request]]:
+        """Return the running requests one token behind, and the others by growing gap."""
+        decoding: list[Request] = []
+        prefilling: list[Request] = []
+        for request in self.running.values():
+            gap = request.num_tokens - request.num_computed_tokens
+            (decoding if gap == 1 else prefilling).append(request)
+        prefilling.sort(key=lambda request: request.num_tokens - request.num_computed_tokens)
+        return decoding, prefilling
+
+    def _chunk_cap(self, *, is_decoding: bool) -> int:
+        threshold = self.config.long_prefill_token_threshold
+        return threshold if is_decoding and threshold else self.config.max_num_batched_tokens
+
+    def _make_room(
+        self, request: Request, num_tokens: int, builder: StepBuilder
+    ) -> Iterable[Request]:
+        """Grow a running request's table; retracts the last in the policy's order, itself at worst,
+        until it fits.
+
+        Yields the retracted requests.
+        """
+        while True:
+            block_ids = self.block_manager.grow(request.number, num_tokens)
+            if block_ids is not None:
+                assert request.row is not None
+                request.num_allocated_tokens += len(block_ids) * self.config.block_size
+                builder.add_blocks(request.row, block_ids)
+                return
+            assert len(self.running) > 1, f"{request!r} alone does not fit the pool"
+            victim = max(self.running.values(), key=self.policy.order_key)
+            self._retract(victim, builder)
+            yield victim
+            if victim is request:
+                return
+
+    def _retract(self, request: Request, builder: StepBuilder) -> None:
+        assert request.row is not None
+        builder.drop_blocks(request.row)
+        self._leave_running(request)
+        request.move_to(RequestStatus.RETRACTED)
+        request.num_retractions += 1
+        self.num_retractions += 1
+        self.waiting.add(request)
+
+    def _admit(
+        self, builder: StepBuilder, decisions: PlanDecisions, *, budget: int, now_s: float
+    ) -> None:
+        """Start waiting requests in the policy's order until one does not fit."""
+        if budget == 0 or not self.waiting or not self._free_rows:
+            return
+        growth = sum(self.growth.num_blocks(request) for request in self.running.values())
+        cap = self._chunk_cap(is_decoding=bool(builder.requests))
+        for request in self.waiting.first(ADMISSION_WINDOW):
+            request.wait_reason = self._find_wait(request)
+            if request.wait_reason is not None:
+                continue
+            match = self._match(request)
+            request.wait_reason = self._find_lack(request, match, growth)
+            if request.wait_reason is not None:
+                return  # nobody behind takes the blocks of one that does not fit
+            num_tokens = min(request.num_tokens - match.num_tokens, budget, cap)
+            self._start(request, match, builder, now_s=now_s)
+            self._schedule(builder, request, num_tokens)
+            decisions.admitted.append((request.number, match.num_tokens, num_tokens))
+            growth += self.growth.num_blocks(request)
+            budget -= num_tokens
+            if budget == 0 or not self._free_rows:
+                return
+
+    def _find_wait(self, request: Request) -> str | None:
+        for wait in self._waits:
+            reason = wait.reason(request)
+            if reason is not None:
+                return reason
+        return None
+
+    def _match(self, request: Request) -> Match:
+        if request.message.skip_reading_prefix_cache:
+            return NO_MATCH
+        return self.block_manager.match(request.number, request.num_known_tokens)
+
+    def _find_lack(self, request: Request, match: Match, growth: int) -> str | None:
+        """Say what is lacking to admit a request; the first in order may use the whole pool."""
+        num_tokens = request.num_known_tokens
+        if request.num_retractions >= THRASH_RETRACTIONS:
+            num_tokens = request.max_total_tokens
+        needed = self.block_manager.num_blocks_taken(match, num_tokens)
+        available = self.block_manager.pool.num_available
+        if not self.running:
+            growth = 0
+        if needed + growth <= available:
+            return None
+        return f"needs {needed} blocks and {growth} for the growth of others, {available} available"
+
+    def _start(self, request: Request, match: Match, builder: StepBuilder, *, now_s: float) -> None:
+        """Give a waiting request its row and the blocks of all its known tokens."""
+        self.waiting.remove(request)
+        self.block_manager.allocate(request.number, match, request.num_known_tokens)
+        block_ids = self.block_manager.block_ids(request.number)
+        request.move_to(RequestStatus.RUNNING)
+        request.row = self._free_rows.pop()
+        request.num_computed_tokens = match.num_tokens
+        request.num_allocated_tokens = len(block_ids) * self.config.block_size
+        self.running[request.number] = request
+        builder.add_row(request, block_ids)
+        if request.first_scheduled_s is None:
+            request.first_scheduled_s = now_s
+            request.num_cached_tokens = match.num_tokens
+            self.block_manager.count_lookup(
+                request.number,
+                match,
+                num_tokens=request.num_prompt_tokens,
+                not_read=self._reason_not_read(request),
+            )
+
+    def _reason_not_read(self, request: Request) -> MissReason | None:
+        if request.message.skip_reading_prefix_cache:
+            return MissReason.RECOMPUTE
+        return None if self.config.enable_prefix_caching else MissReason.DISABLED
+
+    def _schedule(self, builder: StepBuilder, request: Request, num_tokens: int) -> None:
+        """Put a request into the step and count what the step will have done."""
+        num_prompt_left = request.num_prompt_tokens - request.num_computed_tokens
+        if num_prompt_left > 0:
+            self.num_prompt_tokens_computed += min(num_tokens, num_prompt_left)
+        if builder.schedule(request, num_tokens):
+            request.num_promised_tokens += 1
+            if request.num_tokens == request.max_total_tokens:
+                self._exhausted.append(request)
+        request.num_computed_tokens += num_tokens
+        self._seal(request)
+
+    def _seal(self, request: Request) -> None:
+        self.block_manager.seal(
+            request.number, min(request.num_known_tokens, request.num_computed_tokens)
+        )
+
+    def _apply_tokens(
+        self, launched: LaunchedStep, token_ids: list[int], changes: UpdateChanges
+    ) -> list[Request | None]:
+        sampled: list[Request | None] = []
+        columns = launched.step.sample.nonzero()[0].tolist()
+        for index, token_id in zip(columns, token_ids, strict=True):
+            request = launched.requests[index]
+            if request.is_finished:
+                sampled.append(None)
+                continue
+            request.num_promised_tokens -= 1
+            request.token_ids.append(token_id)
+            sampled.append(request)
+            if len(request.token_ids) % self.config.block_size == 0:
+                self._extend_chain(request, changes)
+            is_stop, stop_reason = request.stop_reason_of(token_id)
+            if is_stop:
+                changes.stopped.append(request.number)
+                self._finish(request, "stop", stop_reason=stop_reason)
+            elif len(request.token_ids) == request.max_total_tokens:
+                self._finish(request, "length")
+        return sampled
+
+    def _extend_chain(self, request: Request, changes: UpdateChanges) -> None:
+        """Key the block that the newest known token has filled."""
+        chain = self.block_manager.chain(request.number)
+        chain.extend(request.token_ids)
+        changes.keys.append((request.number, chain.keys[-1].hex()))
+        if request.status is RequestStatus.RUNNING:
+            self._seal(request)
+
+    def _finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        *,
+        stop_reason: int | str | None = None,
+        error: str | None = None,
+    ) -> None:
+        if request.status is RequestStatus.RUNNING:
+            self._leave_running(request)
+        elif request.status is RequestStatus.DRAINING:
+            del self.draining[request.number]
+        else:
+            self.waiting.remove(request)
+        request.move_to(RequestStatus.FINISHED)
+        request.finish_reason = reason
+        request.stop_reason = stop_reason
+        request.finish_error = error
+        self.block_manager.forget(request.number)
+        del self.requests[request.number]
+        self._finished.append(request)
+
+    def _leave_running(self, request: Request) -> None:
+        """Release a request's row and blocks: whoever gets them writes later in the same order of
+        steps.
+        """
+        assert request.row is not None
+        del self.running[request.number]
+        self.block_manager.release(request.number)
+        self._released_rows.append(request.row)
+        self._free_rows.append(request.row)
+        request.row = None
+        request.num_computed_tokens = 0
+        request.num_allocated_tokens = 0

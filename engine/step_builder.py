@@ -1,0 +1,65 @@
+"""Core process: collects the decisions of one plan and makes a Step of them."""
+
+import numpy as np
+
+from octavo.engine.request import Request
+from octavo.executor.step import NewBlocks, NewRow, Step
+
+
+class StepBuilder:
+    """The columns of one step, filled request by request."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self._num_tokens: list[int] = []
+        self._num_computed: list[int] = []
+        self._sample: list[bool] = []
+        self._new_rows: list[NewRow] = []
+        self._new_blocks: dict[int, NewBlocks] = {}
+
+    def schedule(self, request: Request, num_tokens: int) -> bool:
+        """Compute ``num_tokens`` more tokens; returns whether that closes the gap, so that a token
+        is sampled.
+        """
+        is_sampled = request.num_computed_tokens + num_tokens == request.num_tokens
+        self.requests.append(request)
+        self._num_tokens.append(num_tokens)
+        self._num_computed.append(request.num_computed_tokens)
+        self._sample.append(is_sampled)
+        return is_sampled
+
+    def add_row(self, request: Request, block_ids: tuple[int, ...]) -> None:
+        """Write the row of a request that is admitted in this step."""
+        assert request.row is not None
+        new_row = NewRow(
+            row=request.row,
+            number=request.number,
+            token_ids=np.array(request.token_ids, dtype=np.int32),
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_computed_tokens=request.num_computed_tokens,
+            block_ids=block_ids,
+            sampling=request.message.sampling,
+        )
+        self._new_rows.append(new_row)
+
+    def add_blocks(self, row: int, block_ids: tuple[int, ...]) -> None:
+        """Append blocks to the table of a row that was written in an earlier step."""
+        self._new_blocks[row] = NewBlocks(row, block_ids)
+
+    def drop_blocks(self, row: int) -> None:
+        """Undo ``add_blocks``: the row is released in this step."""
+        self._new_blocks.pop(row, None)
+
+    def build(self, step_id: int, released_rows: tuple[int, ...]) -> Step:
+        """Make the Step."""
+        return Step(
+            step_id=step_id,
+            released_rows=released_rows,
+            new_rows=tuple(self._new_rows),
+            copies=(),
+            new_blocks=tuple(self._new_blocks.values()),
+            rows=np.array([request.row for request in self.requests], dtype=np.int32),
+            num_tokens=np.array(self._num_tokens, dtype=np.int32),
+            num_computed_tokens=np.array(self._num_computed, dtype=np.int32),
+            sample=np.array(self._sample, dtype=np.bool_),
+        )
