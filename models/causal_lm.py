@@ -1,0 +1,95 @@
+"""The frame that all networks here share: embedding, decoder layers, final norm, output head.
+
+The batch is flat: tokens of all rows side by side, no batch dimension. Where each token stands is
+known to the ``Attention`` of the step alone, which also rotates q and k.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor, nn
+
+from octavo.attention.backend import Attention, KVCacheSpec
+from octavo.models.config import ModelConfig
+from octavo.models.layers.attention import AttentionStyle, SelfAttention
+from octavo.models.layers.decoder import DecoderLayer
+from octavo.models.layers.embedding import VocabParallelEmbedding
+from octavo.models.layers.mlp import GatedMLP
+from octavo.models.layers.norm import RMSNorm
+from octavo.models.layers.parallel import Shard, split_heads
+from octavo.models.layers.rotary import build_rotary_table
+from octavo.models.layers.weights import CheckpointTensor
+
+
+class CausalLM(nn.Module):
+    """A decoder-only network, or one rank's shard of it.
+
+    Built with memory for its weights, of torch's default type and device; a loader fills what
+    ``checkpoint_tensors`` names. Parameters are never replaced afterwards, only written.
+    """
+
+    def __init__(self, config: ModelConfig, shard: Shard, layers: Sequence[DecoderLayer]) -> None:
+        super().__init__()
+        self.config = config
+        self.shard = shard
+        self.embed_tokens = VocabParallelEmbedding(
+            config.vocab_size, config.hidden_size, shard=shard
+        )
+        self.layers = nn.ModuleList(layers)
+        self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.lm_head = (
+            self.embed_tokens
+            if config.tie_word_embeddings
+            else VocabParallelEmbedding(config.vocab_size, config.hidden_size, shard=shard)
+        )
+
+    def forward(self, input_ids: Tensor, attention: Attention) -> Tensor:
+        """Map (num_tokens,) ids to normalised hidden states, (num_tokens, hidden_size)."""
+        x, residual = self.embed_tokens(input_ids), None
+        for layer in self.layers:
+            x, residual = layer(x, residual, attention)
+        hidden: Tensor = self.norm(x, residual)[0]
+        return hidden
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Map (n, hidden_size) to (n, vocab_size) in the model's type, whole on every rank."""
+        return self.lm_head.compute_logits(hidden)
+
+    def kv_cache_spec(self, block_size: int) -> KVCacheSpec:
+        """Return the shape of the K/V that this rank keeps."""
+        heads = split_heads(self.config.num_heads, self.config.num_kv_heads, self.shard)
+        return KVCacheSpec(
+            num_layers=self.config.num_layers,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim=self.config.head_dim,
+            block_size=block_size,
+        )
+
+    def checkpoint_tensors(self) -> Iterator[CheckpointTensor]:
+        """Name every tensor that a checkpoint must hold, once; together they fill all weights."""
+        yield from self.embed_tokens.checkpoint_tensors("model.embed_tokens")
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
+            yield from layer.checkpoint_tensors(f"model.layers.{index}")
+        yield from self.norm.checkpoint_tensors("model.norm")
+        if not self.config.tie_word_embeddings:
+            yield from self.lm_head.checkpoint_tensors("lm_head")
+
+
+def build_dense(config: ModelConfig, shard: Shard, style: AttentionStyle) -> CausalLM:
+    """Assemble a network whose layers are all alike: self-attention and a gated feed-forward.
+
+    Raises:
+        ConfigError: the network cannot be split as ``shard`` says.
+    """
+    rotary = build_rotary_table(
+        config.rope, head_dim=config.head_dim, max_positions=config.max_position_embeddings
+    )
+    layers = [
+        DecoderLayer(
+            config,
+            attention=SelfAttention(config, shard, index=index, rotary=rotary, style=style),
+            mlp=GatedMLP(config, shard),
+        )
+        for index in range(config.num_layers)
+    ]
+    return CausalLM(config, shard, layers)

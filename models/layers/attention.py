@@ -1,0 +1,85 @@
+"""Self-attention around the backend, which owns norms, rotation and the K/V of the heads."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from octavo.attention.backend import Attention, AttentionLayer
+from octavo.models.config import ModelConfig
+from octavo.models.layers.linear import ColumnParallelLinear, OutputRows, RowParallelLinear
+from octavo.models.layers.parallel import Shard, split_heads
+from octavo.models.layers.weights import CheckpointTensor, empty_parameter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionStyle:
+    """What the architectures do differently in their attention layers."""
+
+    qkv_bias: bool = False
+    output_bias: bool = False
+    has_head_norm: bool = False
+    """Every query and key head is RMS-normalised before its rotation."""
+
+
+class SelfAttention(nn.Module):
+    """The projections of one layer; what the backend must know of it is in ``layer``."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        shard: Shard,
+        *,
+        index: int,
+        rotary: Tensor,
+        style: AttentionStyle,
+    ) -> None:
+        super().__init__()
+        heads = split_heads(config.num_heads, config.num_kv_heads, shard)
+        dim = config.head_dim
+        kv_rows = (
+            config.num_kv_heads * dim,
+            heads.first_kv_head * dim,
+            heads.num_kv_heads * dim,
+        )
+        self.qkv_proj = ColumnParallelLinear(
+            config.hidden_size,
+            [
+                OutputRows(
+                    "q_proj", config.num_heads * dim, heads.first_head * dim, heads.num_heads * dim
+                ),
+                OutputRows("k_proj", *kv_rows),
+                OutputRows("v_proj", *kv_rows),
+            ],
+            bias=style.qkv_bias,
+        )
+        self.o_proj = RowParallelLinear(
+            config.num_heads * dim, config.hidden_size, bias=style.output_bias, shard=shard
+        )
+        self.q_norm = empty_parameter(dim) if style.has_head_norm else None
+        self.k_norm = empty_parameter(dim) if style.has_head_norm else None
+        self.layer = AttentionLayer(
+            index=index,
+            num_heads=heads.num_heads,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim=dim,
+            scale=dim**-0.5,
+            rotary=rotary,
+            q_norm=self.q_norm,
+            k_norm=self.k_norm,
+            norm_eps=config.norm_eps,
+            sliding_window=config.sliding_windows[index],
+        )
+
+    def forward(self, x: Tensor, attention: Attention) -> Tensor:
+        """Map (num_tokens, hidden_size) to the same shape, reading the step's paged K/V."""
+        y: Tensor = self.o_proj(attention(self.layer, self.qkv_proj(x)))
+        return y
+
+    def checkpoint_tensors(self, name: str) -> Iterator[CheckpointTensor]:
+        """Name the four projections and the head norms."""
+        yield from self.qkv_proj.checkpoint_tensors(name)
+        yield from self.o_proj.checkpoint_tensors(f"{name}.o_proj")
+        for norm_name, weight in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
+            if weight is not None:
+                yield CheckpointTensor(f"{name}.{norm_name}.weight", tuple(weight.shape), weight)

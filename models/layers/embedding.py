@@ -1,0 +1,49 @@
+"""The vocabulary's matrix: token ids to vectors, and hidden states to logits."""
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from octavo.models.layers.parallel import Shard
+from octavo.models.layers.weights import CheckpointTensor, empty_parameter
+
+
+class VocabParallelEmbedding(nn.Module):
+    """One row per token id; each rank holds equally many, the last rows may be padding (zeros).
+
+    Serves as embedding, as output head, or as both when the two are tied.
+    """
+
+    def __init__(self, vocab_size: int, hidden_size: int, *, shard: Shard) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.shard = shard
+        num_rows = -(-vocab_size // shard.size)
+        self.first_row = min(shard.rank * num_rows, vocab_size)
+        self.num_used_rows = min(num_rows, vocab_size - self.first_row)
+        self.weight = empty_parameter(num_rows, hidden_size)
+        self.weight[self.num_used_rows :].zero_()
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Look up (num_tokens,) ids below ``vocab_size``: (num_tokens, hidden_size)."""
+        if self.shard.size == 1:
+            return functional.embedding(input_ids, self.weight)
+        row = input_ids - self.first_row
+        is_mine = (row >= 0) & (row < self.num_used_rows)
+        hidden = functional.embedding(row * is_mine, self.weight) * is_mine.unsqueeze(-1)
+        return self.shard.collective.all_reduce(hidden)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Map (n, hidden_size) to (n, vocab_size) logits of the same type, whole on every rank."""
+        logits = functional.linear(hidden, self.weight)
+        return self.shard.collective.all_gather(logits)[:, : self.vocab_size]
+
+    def checkpoint_tensors(self, name: str) -> Iterator[CheckpointTensor]:
+        """Name the matrix and this rank's rows of it."""
+        yield CheckpointTensor(
+            f"{name}.weight",
+            (self.vocab_size, self.weight.shape[1]),
+            self.weight[: self.num_used_rows],
+            start=self.first_row,
+        )

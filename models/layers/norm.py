@@ -1,0 +1,26 @@
+"""Root-mean-square normalisation, with the residual sum in front of it."""
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from octavo.models.layers.weights import CheckpointTensor, empty_parameter
+
+
+class RMSNorm(nn.Module):
+    """Add to the residual stream, then normalise it: one pass over the data for a fused kernel."""
+
+    def __init__(self, size: int, *, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = empty_parameter(size)
+
+    def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the normalised sum of ``x`` and ``residual``, and the sum; shapes are equal."""
+        total = x if residual is None else x + residual
+        return functional.rms_norm(total, self.weight.shape, self.weight, self.eps), total
+
+    def checkpoint_tensors(self, name: str) -> Iterator[CheckpointTensor]:
+        """Name the weight; every rank holds it whole."""
+        yield CheckpointTensor(f"{name}.weight", tuple(self.weight.shape), self.weight)

@@ -1,0 +1,45 @@
+"""Which architectures Octavo can run, by the class name in config.json."""
+
+from collections.abc import Callable
+
+from octavo.errors import ConfigError
+from octavo.models.causal_lm import CausalLM
+from octavo.models.config import ModelConfig
+from octavo.models.layers.parallel import Shard, split_heads
+from octavo.models.llama import build_llama
+from octavo.models.mistral import build_mistral
+from octavo.models.qwen2 import build_qwen2
+from octavo.models.qwen3 import build_qwen3
+
+BuildModel = Callable[[ModelConfig, Shard], CausalLM]
+
+_BUILDERS: dict[str, BuildModel] = {
+    "LlamaForCausalLM": build_llama,
+    "MistralForCausalLM": build_mistral,
+    "Qwen2ForCausalLM": build_qwen2,
+    "Qwen3ForCausalLM": build_qwen3,
+}
+
+
+def get_builder(architecture: str) -> BuildModel:
+    """Return what builds the network.
+
+    Raises:
+        ConfigError: the architecture is not supported; the message lists those that are.
+    """
+    if architecture not in _BUILDERS:
+        raise ConfigError(
+            f"architecture {architecture} is not supported; supported are {', '.join(_BUILDERS)}"
+        )
+    return _BUILDERS[architecture]
+
+
+def check_tensor_parallel(config: ModelConfig, size: int) -> None:
+    """Check that ``size`` ranks can share the network, before any process starts.
+
+    Raises:
+        ConfigError: the heads or the feed-forward cannot be split; the message has both numbers.
+    """
+    shard = Shard(rank=0, size=size)
+    split_heads(config.num_heads, config.num_kv_heads, shard)
+    shard.split(config.intermediate_size, what="feed-forward columns")
