@@ -1,0 +1,156 @@
+"""API process: checks a request against the engine's limits and writes its messages to the core."""
+
+import itertools
+from dataclasses import dataclass
+
+import msgspec
+
+from octavo.engine.messages import AddRequest, CoreInfo, pack_ids
+from octavo.engine.prompt import EncodedPrompt
+from octavo.engine.row_sampling import (
+    check_vocabulary,
+    create_row_sampling,
+    derive_seed,
+    encode_bad_words,
+)
+from octavo.engine.tokenizer import Tokenizer
+from octavo.errors import InvalidRequestError
+from octavo.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestDefaults:
+    """What holds for every request of an engine."""
+
+    eos_ids: tuple[int, ...] = ()
+    """Every token that ends an output of this model."""
+    seed: int = 0
+    """A request without a seed gets one from this and its number, so that a run can be repeated."""
+    enable_prefix_caching: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """A client's request as it arrives."""
+
+    request_id: str
+    prompt: EncodedPrompt
+    params: SamplingParams
+    arrival_s: float
+    priority: int = 0
+
+
+class RequestFactory:
+    """Numbers requests. A refused one takes no number, so it changes nothing for those after it."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, info: CoreInfo, defaults: RequestDefaults
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._info = info
+        self._defaults = defaults
+        self._numbers = itertools.count()
+
+    def create(self, submission: Submission) -> list[AddRequest]:
+        """Return one message for each of the ``n`` answers.
+
+        They differ in number and seed, and ``prompt_logprobs`` are asked of the first alone.
+
+        Raises:
+            InvalidRequestError: a value is impossible, or impossible for this engine.
+        """
+        self._check(submission)
+        params = submission.params
+        base = self._create_first(submission)
+        seed = params.seed
+        if seed is None:
+            seed = derive_seed(self._defaults.seed, base.number)
+        messages = []
+        for index in range(params.n):
+            sampling = msgspec.structs.replace(base.sampling, seed=derive_seed(seed, index))
+            if index:
+                base = msgspec.structs.replace(
+                    base,
+                    number=next(self._numbers),
+                    skip_reading_prefix_cache=bool(params.skip_reading_prefix_cache),
+                )
+                sampling = msgspec.structs.replace(sampling, num_prompt_logprobs=None)
+            messages.append(msgspec.structs.replace(base, sampling=sampling))
+        return messages
+
+    def _create_first(self, submission: Submission) -> AddRequest:
+        prompt, params = submission.prompt, submission.params
+        room = self._info.max_tokens_per_request - len(prompt.token_ids)
+        number = next(self._numbers)
+        return AddRequest(
+            number=number,
+            request_id=submission.request_id,
+            prompt=pack_ids(prompt.token_ids),
+            sampling=create_row_sampling(
+                params,
+                eos_ids=self._defaults.eos_ids,
+                bad_words_ids=self._encode_bad_words(params),
+            ),
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            arrival_s=submission.arrival_s,
+            priority=submission.priority,
+            eos_ids=() if params.ignore_eos else self._defaults.eos_ids,
+            stop_ids=tuple(sorted(set(params.stop_token_ids or ()))),
+            cache_salt=prompt.cache_salt,
+            private_namespace=None if self._defaults.enable_prefix_caching else number,
+            skip_reading_prefix_cache=bool(params.skip_reading_prefix_cache)
+            or params.prompt_logprobs is not None,
+        )
+
+    def _check(self, submission: Submission) -> None:
+        submission.params.validate()
+        _check_length(submission.prompt, self._info)
+        check_vocabulary(submission.params, self._info, self._defaults.eos_ids)
+        policy = self._info.scheduling_policy
+        if submission.priority and policy != "priority":
+            raise InvalidRequestError(
+                f"priority is {submission.priority}; it must be 0 under the {policy} policy:"
+                " start the engine with scheduling_policy=priority",
+                parameter="priority",
+            )
+        if submission.params.stop_strings and self._tokenizer is None:
+            raise _needs_tokenizer("stop", "stop_token_ids")
+
+    def _encode_bad_words(self, params: SamplingParams) -> list[list[int]]:
+        if not params.bad_words:
+            return []
+        if self._tokenizer is None:
+            raise _needs_tokenizer("bad_words", "logit_bias")
+        return encode_bad_words(params.bad_words, self._tokenizer)
+
+
+def _check_length(prompt: EncodedPrompt, info: CoreInfo) -> None:
+    limit, length = info.max_tokens_per_request, len(prompt.token_ids)
+    if length >= limit:
+        raise InvalidRequestError(
+            f"the prompt has {length} tokens, but a request may have {limit} with at least one of"
+            f" them generated: shorten the prompt{_name_limit(info)}",
+            parameter="prompt",
+        )
+    largest = int(prompt.token_ids.max())
+    if largest >= info.vocab_size:
+        raise InvalidRequestError(
+            f"the prompt contains token id {largest}; the model's token ids end at"
+            f" {info.vocab_size - 1}",
+            parameter="prompt",
+        )
+
+
+def _name_limit(info: CoreInfo) -> str:
+    """Say which setting makes the limit."""
+    if info.max_tokens_per_request < info.max_model_len:
+        return (
+            f", or give the KV pool more than {info.num_blocks} blocks of {info.block_size} tokens"
+        )
+    return f" (max_model_len is {info.max_model_len})"
+
+
+def _needs_tokenizer(name: str, instead: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{name} needs a tokenizer, and the engine runs without one: use {instead}", parameter=name
+    )

@@ -1,0 +1,216 @@
+"""API process: every open request of one front end, from its prompt to its final output.
+
+No I/O and no clock, so that the offline class and the server share it: messages to the core are
+returned to the caller, and times are arguments.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from octavo.engine.detokenizer import Detokenizer, StopStrings
+from octavo.engine.messages import (
+    AbortRequests,
+    AddRequest,
+    CoreInfo,
+    CoreOutputs,
+    FinishedRequest,
+    FinishRequest,
+    unpack_ids,
+)
+from octavo.engine.open_request import Answer, Finish, OpenRequest, read_logprobs
+from octavo.engine.prompt import EncodedPrompt, Prompt, encode_prompt
+from octavo.engine.request_factory import RequestDefaults, RequestFactory, Submission
+from octavo.engine.tokenizer import Tokenizer
+from octavo.errors import InvalidRequestError
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import SamplingParams
+
+
+class RequestTracker:
+    """Owns the text and the outputs of every open request.
+
+    A request is open from ``add`` until an output with ``finished`` has been returned for it, by
+    whichever method; each request gets exactly one such output. What the core still says about an
+    answer that has ended is ignored.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        info: CoreInfo,
+        defaults: RequestDefaults | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._factory = RequestFactory(tokenizer, info, defaults or RequestDefaults())
+        self._requests: dict[str, OpenRequest] = {}
+        self._answers: dict[int, tuple[OpenRequest, Answer]] = {}
+
+    @property
+    def num_open_requests(self) -> int:
+        """How many client requests have not ended."""
+        return len(self._requests)
+
+    def encode(self, prompt: Prompt) -> EncodedPrompt:
+        """Read a prompt into token ids: the slow part of ``add``, which any thread may do first.
+
+        Raises:
+            InvalidRequestError: the prompt is empty or of an unknown form.
+        """
+        return encode_prompt(prompt, self._tokenizer)
+
+    def add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        arrival_s: float,
+        priority: int = 0,
+    ) -> list[AddRequest]:
+        """Open a request; return the messages to send to the core, one for each of ``n`` answers.
+
+        ``request_id`` must differ from those of all open requests: a front end that takes ids from
+        its clients makes them unique itself.
+
+        Raises:
+            InvalidRequestError: the request cannot be served as written; nothing has been opened.
+        """
+        if request_id in self._requests:
+            raise InvalidRequestError(
+                f"request_id is {request_id!r}, which an open request has; use another one",
+                parameter="request_id",
+            )
+        submission = Submission(
+            request_id=request_id,
+            prompt=self.encode(prompt),
+            params=params,
+            arrival_s=arrival_s,
+            priority=priority,
+        )
+        messages = self._factory.create(submission)
+        self._open(submission, [message.number for message in messages])
+        return messages
+
+    def update(self, outputs: CoreOutputs) -> tuple[list[RequestOutput], list[FinishRequest]]:
+        """Take what one step produced; return what the clients are owed and messages to the core.
+
+        The messages end the requests in whose text a stop string was found; send them at once.
+        """
+        self._note_started(outputs)
+        self._take_prompt_logprobs(outputs)
+        touched: dict[str, OpenRequest] = {}
+        messages = self._take_tokens(outputs, touched)
+        for report in outputs.finished:
+            self._take_finish(report, touched)
+        return self._take_outputs(touched.values(), outputs.now_s), messages
+
+    def abort(
+        self, request_ids: Iterable[str], now_s: float
+    ) -> tuple[list[RequestOutput], AbortRequests]:
+        """End open requests with ``abort``; return their final outputs and the message to the core.
+
+        Ids that belong to no open request are ignored.
+        """
+        names = [name for name in request_ids if name in self._requests]
+        numbers = tuple(
+            answer.number for name in names for answer in self._requests[name].unfinished_answers
+        )
+        return self._end(numbers, Finish("abort"), now_s), AbortRequests(numbers)
+
+    def fail_all(self, message: str, now_s: float) -> list[RequestOutput]:
+        """End every open request with ``error``, because the core will say nothing more."""
+        return self._end(tuple(self._answers), Finish("error", error=message), now_s)
+
+    def _open(self, submission: Submission, numbers: Sequence[int]) -> None:
+        answers = [
+            Answer(number, index, submission.params, self._create_detokenizer(submission))
+            for index, number in enumerate(numbers)
+        ]
+        request = OpenRequest(submission, answers)
+        self._requests[submission.request_id] = request
+        self._answers.update({answer.number: (request, answer) for answer in answers})
+
+    def _create_detokenizer(self, submission: Submission) -> Detokenizer | None:
+        params = submission.params
+        if self._tokenizer is None or not params.detokenize:
+            return None
+        decoder = self._tokenizer.create_decoder(
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
+        decoder.prime(submission.prompt.token_ids.tolist())
+        if not params.stop_strings:
+            return Detokenizer(decoder)
+        stops = StopStrings(
+            params.stop_strings,
+            include_in_output=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+        )
+        return Detokenizer(decoder, stops)
+
+    def _note_started(self, outputs: CoreOutputs) -> None:
+        for started in outputs.started:
+            if (found := self._answers.get(started.number)) is not None:
+                request, answer = found
+                request.note_started(answer, started)
+
+    def _take_prompt_logprobs(self, outputs: CoreOutputs) -> None:
+        for number, entries in outputs.prompt_logprobs.items():
+            if (found := self._answers.get(number)) is not None:
+                logprobs = [read_logprobs(entry, self._tokenizer) for entry in entries]
+                found[0].prompt_logprobs = [None, *logprobs]
+
+    def _take_tokens(
+        self, outputs: CoreOutputs, touched: dict[str, OpenRequest]
+    ) -> list[FinishRequest]:
+        reasons = {report.number: report.reason for report in outputs.finished}
+        messages = []
+        token_ids = unpack_ids(outputs.token_ids).tolist()
+        for number, token_id in zip(outputs.numbers, token_ids, strict=True):
+            found = self._answers.get(number)
+            if found is None:
+                continue
+            request, answer = found
+            request.note_token(outputs.now_s)
+            stop_string = answer.append(token_id, is_stop_token=reasons.get(number) == "stop")
+            if (entry := outputs.logprobs.get(number)) is not None:
+                answer.append_logprobs(read_logprobs(entry, self._tokenizer))
+            if stop_string is not None:
+                self._finish(request, answer, Finish("stop", stop_reason=stop_string))
+                if number not in reasons:
+                    messages.append(FinishRequest(number, stop_string, answer.num_tokens))
+            if request.is_streamed or stop_string is not None:
+                touched[request.request_id] = request
+        return messages
+
+    def _take_finish(self, report: FinishedRequest, touched: dict[str, OpenRequest]) -> None:
+        found = self._answers.get(report.number)
+        if found is None:
+            return
+        request, answer = found
+        request.metrics.num_retractions += report.num_retractions
+        finish = Finish(report.reason, stop_reason=report.stop_reason, error=report.error)
+        self._finish(request, answer, finish)
+        touched[request.request_id] = request
+
+    def _finish(self, request: OpenRequest, answer: Answer, finish: Finish) -> None:
+        answer.finish(finish)
+        del self._answers[answer.number]
+        if request.finished:
+            del self._requests[request.request_id]
+
+    def _end(self, numbers: Sequence[int], finish: Finish, now_s: float) -> list[RequestOutput]:
+        touched = {}
+        for number in numbers:
+            request, answer = self._answers[number]
+            self._finish(request, answer, finish)
+            touched[request.request_id] = request
+        return self._take_outputs(touched.values(), now_s)
+
+    def _take_outputs(self, requests: Iterable[OpenRequest], now_s: float) -> list[RequestOutput]:
+        outputs = []
+        for request in requests:
+            if request.finished:
+                request.metrics.finished_time = now_s
+            if request.has_news:
+                outputs.append(request.take_output())
+        return outputs
