@@ -67,6 +67,10 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
 CoreMessage = AddRequest | AbortRequests | FinishRequest | ResetPrefixCache
 
 
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """Leave the main loop, free the device and end the process; only an ipc client sends it."""
+
+
 class CoreInfo(msgspec.Struct, frozen=True, tag=True):
     """Sent once when the core is ready."""
 
@@ -151,6 +155,8 @@ class CoreDied(msgspec.Struct, frozen=True, tag=True):
     """The core gives up; every request ends with ``error``."""
 
     message: str
+    is_config_error: bool = False
+    """True when it could not start because of a setting or the model: the caller's mistake."""
 
 
 CoreReply = CoreInfo | CoreOutputs | CoreDied

@@ -1,0 +1,143 @@
+"""A core without a scheduler and a model: every request gets the ids of its prompt back, one a step.
+
+Stands in for the engine where processes, streams and HTTP are tested or measured.
+"""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from octavo.engine.messages import (
+    AbortRequests,
+    AddRequest,
+    CoreInfo,
+    CoreMessage,
+    CoreOutputs,
+    CoreStats,
+    FinishedRequest,
+    FinishRequest,
+    LogprobEntry,
+    StartedRequest,
+    unpack_ids,
+)
+
+ECHO_INFO = CoreInfo(
+    max_tokens_per_request=4096,
+    max_model_len=4096,
+    num_blocks=1024,
+    block_size=16,
+    vocab_size=345,
+    max_num_seqs=1024,
+    max_num_batched_tokens=8192,
+    scheduling_policy="fcfs",
+)
+
+
+class EchoCore:
+    """Repeats prompts until ``max_tokens``; a request with id "crash" makes it raise.
+
+    ``step_time_s`` is how long a step takes at least.
+    """
+
+    def __init__(self, info: CoreInfo = ECHO_INFO, *, step_time_s: float = 0.0) -> None:
+        self.info = info
+        self.running: dict[int, EchoRequest] = {}
+        self._step_time_s = step_time_s
+        self._started: list[StartedRequest] = []
+        self._finished: list[FinishedRequest] = []
+        self._num_steps = 0
+        self._num_prompt_tokens = 0
+        self._is_changed = False
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running) or self._is_changed
+
+    def apply(self, messages: Sequence[CoreMessage]) -> None:
+        for message in messages:
+            self._is_changed = True
+            match message:
+                case AddRequest(request_id="crash"):
+                    raise RuntimeError("crash on demand")
+                case AddRequest():
+                    self._add(message)
+                case AbortRequests():
+                    for number in message.numbers:
+                        self.running.pop(number, None)
+                case FinishRequest():
+                    if self.running.pop(message.number, None):
+                        self._finished.append(
+                            FinishedRequest(message.number, "stop", message.stop_reason)
+                        )
+
+    def step(self) -> CoreOutputs | None:
+        if not self.has_work:
+            return None
+        self._is_changed = False
+        if self._step_time_s:
+            time.sleep(self._step_time_s)
+        numbers = list(self.running)
+        token_ids = np.array([request.next_id() for request in self.running.values()], dtype="<i4")
+        logprobs = {
+            number: make_logprobs(int(token_id), request.num_logprobs)
+            for (number, request), token_id in zip(self.running.items(), token_ids, strict=True)
+            if request.num_logprobs is not None
+        }
+        for number in numbers:
+            if self.running[number].num_left == 0:
+                del self.running[number]
+                self._finished.append(FinishedRequest(number, "length"))
+        self._num_steps += 1
+        outputs = CoreOutputs(
+            numbers=numbers,
+            token_ids=token_ids.tobytes(),
+            logprobs=logprobs,
+            started=self._started,
+            finished=self._finished,
+            now_s=time.monotonic(),
+            stats=self._stats(len(numbers)),
+        )
+        self._started, self._finished = [], []
+        return outputs
+
+    def shutdown(self) -> None:
+        self.running.clear()
+
+    def _add(self, request: AddRequest) -> None:
+        self.running[request.number] = EchoRequest(request)
+        self._started.append(StartedRequest(request.number, time.monotonic(), 0))
+        self._num_prompt_tokens += len(request.prompt) // 4
+
+    def _stats(self, num_tokens: int) -> CoreStats:
+        return CoreStats(
+            num_running=len(self.running),
+            num_blocks_used=len(self.running),
+            num_blocks=self.info.num_blocks,
+            num_steps=self._num_steps,
+            num_prompt_tokens_computed=self._num_prompt_tokens,
+            num_tokens_scheduled=num_tokens,
+        )
+
+
+class EchoRequest:
+    def __init__(self, message: AddRequest) -> None:
+        self.prompt = unpack_ids(message.prompt).tolist()
+        self.num_left = message.max_tokens
+        self.num_logprobs = message.sampling.num_logprobs
+        self._position = 0
+
+    def next_id(self) -> int:
+        token_id = self.prompt[self._position % len(self.prompt)]
+        self._position += 1
+        self.num_left -= 1
+        return token_id
+
+
+def make_logprobs(token_id: int, num_logprobs: int) -> LogprobEntry:
+    """Make an entry whose sampled token has rank 1 and the highest of made-up logprobs."""
+    ids = [token_id, token_id, *range(3, 3 + num_logprobs)][: 1 + num_logprobs]
+    logprobs = [-0.5, -0.5, *(-1.0 - i for i in range(num_logprobs))][: 1 + num_logprobs]
+    return LogprobEntry(
+        np.array(ids, "<i4").tobytes(), np.array(logprobs, "<f4").tobytes(), rank=1
+    )
