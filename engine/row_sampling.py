@@ -43,7 +43,7 @@ def derive_seed(*parts: int) -> int:
 
 
 def encode_bad_words(words: Iterable[str], tokenizer: Tokenizer) -> list[list[int]]:
-    """Return the token sequences that spell a word inside a text, with and without a space first."""
+    """Return the token sequences that spell a word inside a text, also after a space."""
     # Inside a text: many tokenizers put a space before the first word of what they encode.
     anchor = tokenizer.encode("\n", add_special_tokens=False)
     sequences: list[list[int]] = []
