@@ -99,6 +99,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
         self._validate_combinations()
 
     def _validate_stops(self) -> None:
+        if not isinstance(self.stop, str):
+            _check_type("stop", self.stop, list, "a string or a list of strings")
         for text in self.stop_strings:
             if not isinstance(text, str):
                 raise _invalid("stop", text, "a string or a list of strings")
@@ -115,13 +117,16 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
             ("stop_token_ids", self.stop_token_ids),
             ("allowed_token_ids", self.allowed_token_ids),
         ):
+            _check_type(name, ids, list, "a list of token ids")
             for token_id in ids or []:
                 _check_integer(name, token_id, 0, None)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise _invalid("allowed_token_ids", [], "None or at least one token id")
+        _check_type("logit_bias", self.logit_bias, dict, "a mapping from token id to bias")
         for token_id, bias in (self.logit_bias or {}).items():
             _check_integer("logit_bias", token_id, 0, None)
             _check_number("logit_bias", bias, -math.inf, math.inf)
+        _check_type("bad_words", self.bad_words, list, "a list of strings")
         for word in self.bad_words or []:
             if not isinstance(word, str) or not word:
                 raise _invalid("bad_words", word, "non-empty strings")
@@ -141,6 +146,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
 
 def _invalid(name: str, value: object, allowed: str) -> InvalidRequestError:
     return InvalidRequestError(f"{name} is {value!r}; it must be {allowed}", parameter=name)
+
+
+def _check_type(name: str, value: object, kind: type, allowed: str) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise _invalid(name, value, allowed)
 
 
 def _check_integer(name: str, value: Any, low: int, high: int | None) -> None:
