@@ -1,4 +1,4 @@
-"""API process: the client of a core in a process of its own, over ipc sockets in a private folder."""
+"""API process: the client of a core in a process of its own, over two ipc sockets."""
 
 import multiprocessing
 import shutil

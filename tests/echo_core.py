@@ -1,4 +1,4 @@
-"""A core without a scheduler and a model: every request gets the ids of its prompt back, one a step.
+"""A core without scheduler and model: every request gets the ids of its prompt back, one a step.
 
 Stands in for the engine where processes, streams and HTTP are tested or measured.
 """
@@ -138,6 +138,4 @@ def make_logprobs(token_id: int, num_logprobs: int) -> LogprobEntry:
     """Make an entry whose sampled token has rank 1 and the highest of made-up logprobs."""
     ids = [token_id, token_id, *range(3, 3 + num_logprobs)][: 1 + num_logprobs]
     logprobs = [-0.5, -0.5, *(-1.0 - i for i in range(num_logprobs))][: 1 + num_logprobs]
-    return LogprobEntry(
-        np.array(ids, "<i4").tobytes(), np.array(logprobs, "<f4").tobytes(), rank=1
-    )
+    return LogprobEntry(np.array(ids, "<i4").tobytes(), np.array(logprobs, "<f4").tobytes(), rank=1)

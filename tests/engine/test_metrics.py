@@ -1,0 +1,192 @@
+"""Scripted lives of requests, and what a scrape shows of them."""
+
+import msgspec
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from octavo.engine.messages import (
+    AddRequest,
+    CoreOutputs,
+    CoreStats,
+    FinishedRequest,
+    StartedRequest,
+    pack_ids,
+)
+from octavo.engine.metrics import EngineMetrics
+from octavo.executor.step import RowSampling
+from tests.echo_core import ECHO_INFO
+
+GAUGES = {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"}
+COUNTERS = {
+    "generation_tokens_total",
+    "num_preemptions_total",
+    "prefix_cache_hits_total",
+    "prefix_cache_queries_total",
+    "prompt_tokens_cached_total",
+    "prompt_tokens_total",
+    'prompt_tokens_by_source_total{source="local_cache_hit"}',
+    'prompt_tokens_by_source_total{source="local_compute"}',
+    'request_success_total{finished_reason="abort"}',
+    'request_success_total{finished_reason="error"}',
+    'request_success_total{finished_reason="length"}',
+    'request_success_total{finished_reason="stop"}',
+}
+HISTOGRAMS = {
+    "e2e_request_latency_seconds",
+    "inter_token_latency_seconds",
+    "iteration_tokens_total",
+    "request_decode_time_seconds",
+    "request_generation_tokens",
+    "request_inference_time_seconds",
+    "request_max_num_generation_tokens",
+    "request_num_preemptions",
+    "request_params_max_tokens",
+    "request_params_n",
+    "request_prefill_kv_computed_tokens",
+    "request_prefill_time_seconds",
+    "request_prompt_tokens",
+    "request_queue_time_seconds",
+    "request_time_per_output_token_seconds",
+    "time_to_first_token_seconds",
+}
+
+
+def make_request(number, *, num_prompt_tokens=10, max_tokens=8, arrival_s=100.0):
+    return AddRequest(
+        number=number,
+        request_id="r",
+        prompt=pack_ids(list(range(num_prompt_tokens))),
+        sampling=RowSampling(seed=0),
+        max_tokens=max_tokens,
+        arrival_s=arrival_s,
+    )
+
+
+def make_outputs(numbers=(), *, now_s, started=(), finished=(), **stats):
+    return CoreOutputs(
+        numbers=list(numbers),
+        token_ids=pack_ids([7] * len(numbers)),
+        started=list(started),
+        finished=list(finished),
+        now_s=now_s,
+        stats=CoreStats(num_blocks=ECHO_INFO.num_blocks, **stats),
+    )
+
+
+def scrape(metrics):
+    """Return every sample without the bounds of buckets: name and own labels -> value."""
+    text = generate_latest(metrics.registry).decode()
+    samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            assert sample.labels["model_name"] == "tiny"
+            assert sample.labels["engine"] == "0"
+            own = {k: v for k, v in sample.labels.items() if k not in ("model_name", "engine")}
+            labels = "{" + ",".join(f'{k}="{v}"' for k, v in own.items()) + "}" if own else ""
+            samples[sample.name.removeprefix("vllm:") + labels] = sample.value
+    return samples
+
+
+@pytest.fixture
+def metrics():
+    return EngineMetrics("tiny", ECHO_INFO)
+
+
+def test_every_series_takes_two_values(metrics):
+    before = scrape(metrics)
+    metrics.add([make_request(1), make_request(2)])
+    metrics.add([make_request(3)])
+    metrics.update(
+        make_outputs(
+            [1, 2],
+            now_s=102.0,
+            started=[StartedRequest(1, 101.0, 0), StartedRequest(2, 101.0, 4)],
+            num_running=2,
+            num_waiting=1,
+            num_blocks_used=512,
+            num_tokens_scheduled=16,
+            num_retractions=1,
+            prefix_queries=20,
+            prefix_hits=4,
+        )
+    )
+    during = scrape(metrics)
+    ended = [
+        FinishedRequest(1, "stop", num_retractions=1),
+        FinishedRequest(2, "length"),
+        FinishedRequest(3, "abort"),
+    ]
+    metrics.update(make_outputs([1, 2], now_s=103.0, finished=ended))
+    metrics.add([make_request(4)])
+    metrics.fail_all(104.0)
+    after = scrape(metrics)
+
+    assert {name for name in GAUGES if before[name] == during[name]} == set()
+    assert {name for name in GAUGES if after[name] != 0} == set()
+    counts = COUNTERS | {f"{n}_count" for n in HISTOGRAMS} | {f"{n}_sum" for n in HISTOGRAMS}
+    changed = {name for name in counts if len({s[name] for s in (before, during, after)}) > 1}
+    assert changed == counts
+
+
+def test_scrape_has_no_series_that_is_not_listed(metrics):
+    metrics.add([make_request(1)])
+    names = {name.split("{")[0] for name in scrape(metrics)}
+    histograms = {f"{n}_{part}" for n in HISTOGRAMS for part in ("bucket", "count", "sum")}
+    listed = GAUGES | {name.split("{")[0] for name in COUNTERS} | histograms
+    assert names == listed | {"cache_config_info"}
+
+
+def test_intervals_are_between_the_events_they_name(metrics):
+    metrics.add([make_request(1, arrival_s=100.0)])
+    started = [StartedRequest(1, 101.0, 0)]
+    metrics.update(make_outputs([1], now_s=103.0, started=started))
+    metrics.update(make_outputs([1], now_s=107.0))
+    metrics.update(make_outputs([1], now_s=107.5))
+    metrics.update(make_outputs(now_s=110.0, finished=[FinishedRequest(1, "abort")]))
+    sums = {name.removesuffix("_sum"): value for name, value in scrape(metrics).items()}
+    assert sums["request_queue_time_seconds"] == 1.0
+    assert sums["request_prefill_time_seconds"] == 2.0
+    assert sums["time_to_first_token_seconds"] == 3.0
+    assert sums["request_decode_time_seconds"] == 4.5
+    assert sums["inter_token_latency_seconds"] == 4.5
+    assert sums["request_time_per_output_token_seconds"] == 2.25
+    assert sums["request_inference_time_seconds"] == 6.5
+    assert sums["e2e_request_latency_seconds"] == 10.0
+
+
+def test_buckets_are_cumulative_and_bounds_belong_to_them(metrics):
+    for number, num_prompt_tokens in enumerate((1, 2, 3, 5000)):
+        metrics.add([make_request(number, num_prompt_tokens=num_prompt_tokens)])
+    metrics.fail_all(101.0)
+    samples = scrape(metrics)
+    counts = {
+        bound: samples[f'request_prompt_tokens_bucket{{le="{bound}"}}']
+        for bound in ("1.0", "2.0", "5.0", "2000.0", "+Inf")
+    }
+    assert counts == {"1.0": 1, "2.0": 2, "5.0": 3, "2000.0": 3, "+Inf": 4}
+
+
+def test_rows_of_one_step_are_observed_together(metrics):
+    metrics.add([make_request(number) for number in range(3)])
+    metrics.update(make_outputs([0, 1, 2], now_s=101.0))
+    metrics.update(make_outputs([0, 1, 2], now_s=101.5))
+    samples = scrape(metrics)
+    assert samples["inter_token_latency_seconds_count"] == 3
+    assert samples["inter_token_latency_seconds_sum"] == 1.5
+    assert samples["generation_tokens_total"] == 6
+
+
+def test_settings_of_the_pool_are_labels():
+    for block_size in (16, 32):
+        metrics = EngineMetrics("tiny", msgspec.structs.replace(ECHO_INFO, block_size=block_size))
+        labels = f'{{block_size="{block_size}",num_gpu_blocks="1024"}}'
+        assert scrape(metrics)[f"cache_config_info{labels}"] == 1
+
+
+def test_two_engines_share_nothing(metrics):
+    other = EngineMetrics("tiny", ECHO_INFO)
+    metrics.add([make_request(1)])
+    metrics.fail_all(101.0)
+    assert scrape(metrics)['request_success_total{finished_reason="error"}'] == 1
+    assert scrape(other)['request_success_total{finished_reason="error"}'] == 0
