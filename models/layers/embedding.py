@@ -25,6 +25,11 @@ class VocabParallelEmbedding(nn.Module):
         self.weight = empty_parameter(num_rows, hidden_size)
         self.weight[self.num_used_rows :].zero_()
 
+    @property
+    def num_padding_elements(self) -> int:
+        """Weights that no checkpoint fills."""
+        return self.weight[self.num_used_rows :].numel()
+
     def forward(self, input_ids: Tensor) -> Tensor:
         """Look up (num_tokens,) ids below ``vocab_size``: (num_tokens, hidden_size)."""
         if self.shard.size == 1:

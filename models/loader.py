@@ -1,0 +1,177 @@
+"""Makes a network whose every weight was written exactly once, or refuses to.
+
+A network names the checkpoint tensors that fill it; a checkpoint lists what it holds. The two are
+compared before anything is read, so a missing shard or a wrong shape costs no waiting.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.config import DType
+from octavo.errors import ModelLoadError
+from octavo.models.causal_lm import CausalLM
+from octavo.models.config import (
+    GenerationConfig,
+    ModelConfig,
+    parse_architecture,
+    parse_generation_config,
+    parse_model_config,
+)
+from octavo.models.fields import Fields
+from octavo.models.gguf import GGUFCheckpoint, parse_gguf_config, parse_gguf_generation_config
+from octavo.models.gguf_header import read_gguf_header
+from octavo.models.layers.parallel import Shard
+from octavo.models.layers.weights import CheckpointTensor
+from octavo.models.registry import get_builder
+from octavo.models.safetensors_checkpoint import SafetensorsCheckpoint
+from octavo.models.source import ModelSource
+
+DUMMY_STD = 0.02
+
+
+class Checkpoint(Protocol):
+    """Named tensors in files."""
+
+    name: str
+    """The file or folder, for messages."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every tensor, in the order in which they are best read."""
+
+    def read(self, name: str) -> Tensor:
+        """Return one tensor whole, on the CPU."""
+
+
+def load_config(source: ModelSource) -> ModelConfig:
+    """Read what the network is, from config.json or a GGUF file's metadata.
+
+    Raises:
+        ConfigError: it is malformed, or asks for something unsupported.
+    """
+    if source.is_gguf:
+        return parse_gguf_config(read_gguf_header(source.path))
+    fields = Fields.read(source.path / "config.json")
+    get_builder(parse_architecture(fields))  # the first thing to say of an unknown network
+    return parse_model_config(fields, load_generation_config(source))
+
+
+def load_generation_config(source: ModelSource) -> GenerationConfig:
+    """Read the model's sampling defaults; all None without a generation_config.json."""
+    if source.is_gguf:
+        return parse_gguf_generation_config(read_gguf_header(source.path))
+    path = source.path / "generation_config.json"
+    return parse_generation_config(Fields.read(path)) if path.exists() else GenerationConfig()
+
+
+def resolve_dtype(name: DType, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """Return the type of weights and K/V; auto is float32 on a CPU, else the checkpoint's own.
+
+    A float32 checkpoint becomes bfloat16 on a GPU.
+    """
+    if name == "auto":
+        stored = "bfloat16" if config.dtype == "float32" else config.dtype
+        name = "float32" if device.type == "cpu" else stored
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def load_model(
+    source: ModelSource,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard | None = None,
+) -> CausalLM:
+    """Build the network, or one rank's shard of it, and fill all its weights.
+
+    Raises:
+        ModelLoadError: a tensor is missing, unknown, misshapen or cut.
+        ConfigError: the network is not supported or cannot be split.
+    """
+    shard = shard or Shard()
+    with _defaults(dtype, device):
+        model = get_builder(config.architecture)(config, shard)
+    match source.load_format:
+        case "dummy":
+            _fill_randomly(model, seed=source.seed + shard.rank, device=device)
+        case "gguf":
+            _fill(model, GGUFCheckpoint(read_gguf_header(source.path)))
+        case "safetensors":
+            _fill(model, SafetensorsCheckpoint(source.path))
+    return model.eval()
+
+
+@contextmanager
+def _defaults(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+    """Create parameters with this type on this device."""
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with device:
+            yield
+    finally:
+        torch.set_default_dtype(previous)
+
+
+def _fill(model: CausalLM, checkpoint: Checkpoint) -> None:
+    wanted = {tensor.name: tensor for tensor in model.checkpoint_tensors()}
+    shapes = checkpoint.shapes()
+    _check_covered(model, list(wanted.values()))
+    _check_matches(wanted, shapes, checkpoint.name, is_tied=model.config.tie_word_embeddings)
+    for name in shapes:
+        if name in wanted:
+            wanted[name].fill(checkpoint.read(name))
+
+
+def _check_covered(model: CausalLM, tensors: Sequence[CheckpointTensor]) -> None:
+    """Assert that the named tensors leave no weight unwritten."""
+    padding = sum(m.num_padding_elements for m in {model.embed_tokens, model.lm_head})
+    num_written = sum(tensor.target.numel() for tensor in tensors)
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
+    assert num_written + padding == num_weights, f"{num_written} of {num_weights} weights named"
+
+
+def _check_matches(
+    wanted: dict[str, CheckpointTensor],
+    shapes: dict[str, tuple[int, ...]],
+    place: str,
+    *,
+    is_tied: bool,
+) -> None:
+    missing = [name for name in wanted if name not in shapes]
+    if missing:
+        raise ModelLoadError(f"{place} lacks {_enumerate(missing)}, which the network needs")
+    extra = [
+        name for name in shapes if name not in wanted and not _is_ignorable(name, is_tied=is_tied)
+    ]
+    if extra:
+        raise ModelLoadError(f"{place} has {_enumerate(extra)}, which the network does not know")
+    for name, tensor in wanted.items():
+        if shapes[name] != tensor.shape:
+            raise ModelLoadError(
+                f"tensor {name} of {place} has shape {shapes[name]} instead of {tensor.shape}"
+            )
+
+
+def _is_ignorable(name: str, *, is_tied: bool) -> bool:
+    """Old checkpoints stored rotation tables, and some store a tied head twice."""
+    return name.endswith(".rotary_emb.inv_freq") or (is_tied and name == "lm_head.weight")
+
+
+def _enumerate(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return f"tensor {shown}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _fill_randomly(model: CausalLM, *, seed: int, device: torch.device) -> None:
+    """Draw matrices from a normal distribution; norms become 1 and biases 0."""
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(std=DUMMY_STD, generator=generator)
+        else:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
