@@ -54,9 +54,9 @@ class Request:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_deferrals",
-        "num_promised_tokens",
         "num_prompt_tokens",
         "num_retractions",
+        "num_tokens",
         "number",
         "row",
         "status",
@@ -73,7 +73,8 @@ class Request:
         self.num_prompt_tokens = len(self.token_ids)
         self.max_total_tokens = self.num_prompt_tokens + message.max_tokens
         self.status = RequestStatus.WAITING
-        self.num_promised_tokens = 0
+        self.num_tokens = self.num_prompt_tokens
+        """Known and promised tokens: grows when a step that samples is planned."""
         self.num_computed_tokens = 0
         self.num_allocated_tokens = 0
         """Tokens that the request's blocks have room for."""
@@ -100,9 +101,9 @@ class Request:
         return len(self.token_ids)
 
     @property
-    def num_tokens(self) -> int:
-        """Known and promised tokens."""
-        return len(self.token_ids) + self.num_promised_tokens
+    def num_promised_tokens(self) -> int:
+        """Tokens that launched steps will sample; their ids are only on the device."""
+        return self.num_tokens - len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:

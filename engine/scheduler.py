@@ -84,6 +84,11 @@ class Scheduler:
         """True while a request is waiting, running or draining."""
         return bool(self.requests)
 
+    @property
+    def oldest_launched(self) -> LaunchedStep:
+        """The step whose result is applied next."""
+        return self._launched[0]
+
     def add(self, request: Request, chain: KeyChain) -> None:
         """Put a request into the queue.
 
@@ -144,13 +149,7 @@ class Scheduler:
             self.growth.learn(self.running.values())
         else:
             self._admit(builder, decisions, budget=budget, now_s=now_s)
-            self.growth.decay()
-        if not builder.requests:
-            return None
-        decisions.step_id = next(self._step_ids)
-        step = builder.build(decisions.step_id, tuple(self._released_rows))
-        self._released_rows.clear()
-        self._launched.append(LaunchedStep(step, tuple(builder.requests)))
+        step = self._build(builder, decisions) if builder.requests else None
         self.journal.plan(decisions)
         return step
 
@@ -202,6 +201,15 @@ class Scheduler:
             assert request.num_computed_tokens == 0, repr(request)
         rows = [request.row for request in self.running.values() if request.row is not None]
         assert sorted([*rows, *self._free_rows]) == list(range(self.config.max_num_seqs))
+
+    def _build(self, builder: StepBuilder, decisions: PlanDecisions) -> Step:
+        if not decisions.retracted:
+            self.growth.decay()
+        decisions.step_id = next(self._step_ids)
+        step = builder.build(decisions.step_id, tuple(self._released_rows))
+        self._released_rows.clear()
+        self._launched.append(LaunchedStep(step, tuple(builder.requests)))
+        return step
 
     def _check_running(self, request: Request) -> None:
         assert request.status is RequestStatus.RUNNING, repr(request)
@@ -370,16 +378,15 @@ class Scheduler:
         return None if self.config.enable_prefix_caching else MissReason.DISABLED
 
     def _schedule(self, builder: StepBuilder, request: Request, num_tokens: int) -> None:
-        """Put a request into the step and count what the step will have done."""
+        """Put a request into the step and key the blocks that the step fills."""
         num_prompt_left = request.num_prompt_tokens - request.num_computed_tokens
         if num_prompt_left > 0:
             self.num_prompt_tokens_computed += min(num_tokens, num_prompt_left)
-        if builder.schedule(request, num_tokens):
-            request.num_promised_tokens += 1
-            if request.num_tokens == request.max_total_tokens:
-                self._exhausted.append(request)
-        request.num_computed_tokens += num_tokens
-        self._seal(request)
+        builder.schedule(request, num_tokens)
+        if request.num_tokens == request.max_total_tokens:
+            self._exhausted.append(request)
+        if num_tokens > 1 or request.num_computed_tokens % self.config.block_size == 0:
+            self._seal(request)
 
     def _seal(self, request: Request) -> None:
         self.block_manager.seal(
@@ -396,7 +403,6 @@ class Scheduler:
             if request.is_finished:
                 sampled.append(None)
                 continue
-            request.num_promised_tokens -= 1
             request.token_ids.append(token_id)
             sampled.append(request)
             if len(request.token_ids) % self.config.block_size == 0:

@@ -12,21 +12,22 @@ class StepBuilder:
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self._num_tokens: list[int] = []
-        self._num_computed: list[int] = []
         self._sample: list[bool] = []
         self._new_rows: list[NewRow] = []
         self._new_blocks: dict[int, NewBlocks] = {}
 
-    def schedule(self, request: Request, num_tokens: int) -> bool:
-        """Compute ``num_tokens`` more tokens; returns whether that closes the gap, so that a token
-        is sampled.
+    def schedule(self, request: Request, num_tokens: int) -> None:
+        """Compute ``num_tokens`` more tokens of a request and sample one if that closes the gap.
+
+        Writes the request's counts as they will be after the step.
         """
-        is_sampled = request.num_computed_tokens + num_tokens == request.num_tokens
         self.requests.append(request)
         self._num_tokens.append(num_tokens)
-        self._num_computed.append(request.num_computed_tokens)
+        request.num_computed_tokens += num_tokens
+        is_sampled = request.num_computed_tokens == request.num_tokens
+        if is_sampled:
+            request.num_tokens += 1
         self._sample.append(is_sampled)
-        return is_sampled
 
     def add_row(self, request: Request, block_ids: tuple[int, ...]) -> None:
         """Write the row of a request that is admitted in this step."""
@@ -52,6 +53,8 @@ class StepBuilder:
 
     def build(self, step_id: int, released_rows: tuple[int, ...]) -> Step:
         """Make the Step."""
+        num_tokens = np.array(self._num_tokens, dtype=np.int32)
+        computed = [request.num_computed_tokens for request in self.requests]
         return Step(
             step_id=step_id,
             released_rows=released_rows,
@@ -59,7 +62,7 @@ class StepBuilder:
             copies=(),
             new_blocks=tuple(self._new_blocks.values()),
             rows=np.array([request.row for request in self.requests], dtype=np.int32),
-            num_tokens=np.array(self._num_tokens, dtype=np.int32),
-            num_computed_tokens=np.array(self._num_computed, dtype=np.int32),
+            num_tokens=num_tokens,
+            num_computed_tokens=np.array(computed, dtype=np.int32) - num_tokens,
             sample=np.array(self._sample, dtype=np.bool_),
         )

@@ -52,6 +52,8 @@ class PrefixDeferral:
 
     def _coming(self, request: Request) -> Coming | None:
         coming = self._block_manager.coming(request.number, request.num_known_tokens)
-        if coming is None or coming.num_tokens < self._min_tokens:
+        if coming is None:
             return None
+        if request.num_deferrals == 0 and coming.num_tokens < self._min_tokens:
+            return None  # not worth beginning to wait; a wait once begun goes to its end
         return coming if coming.number in self._running else None

@@ -5,6 +5,8 @@ invariants hold, the fake executor has checked each row's context, every request
 computed from its tokens, and what it got is what it gets when it runs alone.
 """
 
+from itertools import chain
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -65,7 +67,7 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.run.scheduler.requests) < MAX_REQUESTS)
     def add(self, words, tail, max_tokens, priority, salt, private, skip, min_tokens):
         number = len(self.added)
-        prompt = sum(words, []) + [40 + i for i in range(tail)]
+        prompt = [*chain.from_iterable(words), *range(40, 40 + tail)]
         sampling = RowSampling(
             seed=number,
             temperature=1.0,
