@@ -5,6 +5,7 @@ Stands in for the engine where processes, streams and HTTP are tested or measure
 
 import time
 from collections.abc import Sequence
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from octavo.engine.messages import (
     StartedRequest,
     unpack_ids,
 )
+from octavo.errors import EngineDeadError
 
 ECHO_INFO = CoreInfo(
     max_tokens_per_request=4096,
@@ -118,6 +120,43 @@ class EchoCore:
             num_prompt_tokens_computed=self._num_prompt_tokens,
             num_tokens_scheduled=num_tokens,
         )
+
+
+class ThreadClient:
+    """A client of a core that runs in the thread that receives."""
+
+    def __init__(self, core: EchoCore) -> None:
+        self.info = core.info
+        self.core = core
+        self._inbox: SimpleQueue[Sequence[CoreMessage] | None] = SimpleQueue()
+        self._is_dead = False
+
+    def send(self, messages: Sequence[CoreMessage]) -> None:
+        if self._is_dead:
+            raise EngineDeadError("the core is gone")
+        self._inbox.put(messages)
+
+    def receive(self) -> CoreOutputs:
+        while True:
+            while not self._inbox.empty() or not self.core.has_work:
+                messages = self._inbox.get()
+                if messages is None:
+                    raise EngineDeadError("the core was stopped")
+                self._apply(messages)
+            outputs = self.core.step()
+            if outputs is not None:
+                return outputs
+
+    def shutdown(self) -> None:
+        self._is_dead = True
+        self._inbox.put(None)
+
+    def _apply(self, messages: Sequence[CoreMessage]) -> None:
+        try:
+            self.core.apply(messages)
+        except RuntimeError as error:
+            self._is_dead = True
+            raise EngineDeadError(str(error)) from error
 
 
 class EchoRequest:

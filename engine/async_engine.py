@@ -1,0 +1,294 @@
+"""API process: many concurrent requests over one core, for asyncio.
+
+Everything here runs on the event loop, except one thread that waits for the core and a small pool
+that encodes long prompts. What a request produced since its last read is read as one output.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+from uuid import uuid4
+
+from octavo.engine.core_client import CoreClient
+from octavo.engine.messages import CoreInfo, CoreMessage, CoreOutputs
+from octavo.engine.metrics import EngineMetrics
+from octavo.engine.prompt import EncodedPrompt, Prompt
+from octavo.engine.request_tracker import RequestTracker
+from octavo.errors import EngineDeadError
+from octavo.outputs import CompletionOutput, RequestOutput
+from octavo.sampling_params import RequestOutputKind, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+LONG_PROMPT_CHARACTERS = 2_000
+"""Longer texts are encoded in the pool: about half a millisecond of the event loop's time."""
+NUM_POOL_THREADS = 4
+
+
+class AsyncEngine:
+    """Serves requests on the event loop that ``start`` was called on.
+
+    Owns the open streams. Every admitted request gets exactly one output with ``finished``: when
+    the core dies that is an ``error`` for each of them, and later requests are refused.
+    """
+
+    def __init__(self, client: CoreClient, tracker: RequestTracker, metrics: EngineMetrics) -> None:
+        self.metrics = metrics
+        self._client = client
+        self._tracker = tracker
+        self._streams: dict[str, RequestStream] = {}
+        self._pool = ThreadPoolExecutor(NUM_POOL_THREADS, thread_name_prefix="encode")
+        self._receiver = threading.Thread(target=self._receive, name="receive from core")
+        self._dead = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._death: str | None = None
+        self._last_progress_s = time.monotonic()
+        self._loop: asyncio.AbstractEventLoop
+
+    @property
+    def info(self) -> CoreInfo:
+        """Limits of the engine."""
+        return self._client.info
+
+    @property
+    def death(self) -> str | None:
+        """Why the engine cannot answer any more; None while it can."""
+        return self._death
+
+    @property
+    def num_open_requests(self) -> int:
+        """How many requests have not ended."""
+        return len(self._streams)
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds for which open requests have seen no step; 0 while nothing is open."""
+        return time.monotonic() - self._last_progress_s if self._streams else 0.0
+
+    def start(self) -> None:
+        """Begin to listen to the core, on the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._receiver.start()
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield the outputs of one request; leaving the iteration early aborts it.
+
+        Raises:
+            InvalidRequestError: the request cannot be served as written.
+            EngineDeadError: the core had died before.
+        """
+        stream = await self.add(prompt, params, request_id=request_id, priority=priority)
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            stream.close()
+
+    async def add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> "RequestStream":
+        """Admit a request and return its stream, which the caller must read to its end or close.
+
+        Raises as ``generate`` does; when it returns, the request is on its way.
+        """
+        arrival_s = time.monotonic()
+        encoded = await self._encode(prompt)
+        if self._death is not None:
+            raise EngineDeadError(self._death)
+        request_id = request_id or uuid4().hex
+        messages = self._tracker.add(
+            encoded, params, request_id=request_id, arrival_s=arrival_s, priority=priority
+        )
+        stream = self._streams[request_id] = RequestStream(
+            request_id, params.output_kind, close=self.abort
+        )
+        self._note_opened()
+        self.metrics.add(messages)
+        self._send(messages)
+        return stream
+
+    def abort(self, *request_ids: str) -> None:
+        """End requests with ``abort``; ids that belong to no open request are ignored."""
+        outputs, message = self._tracker.abort(request_ids, time.monotonic())
+        self._deliver(outputs)
+        if message.numbers:
+            self._send([message])
+
+    def abort_all(self) -> None:
+        """End every open request with ``abort``."""
+        self.abort(*self._streams)
+
+    async def run_off_loop(self, function: Callable[[], Result]) -> Result:
+        """Run something slow, such as a chat template, in the pool."""
+        return await self._loop.run_in_executor(self._pool, function)
+
+    async def wait_until_idle(self) -> None:
+        """Return when no request is open."""
+        await self._idle.wait()
+
+    async def wait_until_dead(self) -> str:
+        """Return when the core has died, with the reason."""
+        await self._dead.wait()
+        assert self._death is not None
+        return self._death
+
+    async def shutdown(self) -> None:
+        """Abort what is open, stop the core and the threads."""
+        self.abort_all()
+        self._death = self._death or "the engine is shut down"
+        self._pool.shutdown(wait=False)
+        await asyncio.to_thread(self._client.shutdown)
+        await asyncio.to_thread(self._receiver.join)
+
+    async def _encode(self, prompt: Prompt) -> EncodedPrompt:
+        if _num_characters(prompt) <= LONG_PROMPT_CHARACTERS:
+            return self._tracker.encode(prompt)
+        return await self.run_off_loop(lambda: self._tracker.encode(prompt))
+
+    def _send(self, messages: Sequence[CoreMessage]) -> None:
+        """Send; a death that is noticed here ends the open streams like any other."""
+        try:
+            self._client.send(messages)
+        except EngineDeadError as death:
+            self._die(str(death))
+
+    def _receive(self) -> None:
+        """Hand every message of the core to the event loop; the thread ends with the core."""
+        while True:
+            try:
+                outputs = self._client.receive()
+            except EngineDeadError as death:
+                self._loop.call_soon_threadsafe(self._die, str(death))
+                return
+            except Exception as error:
+                logger.exception("a message of the engine core cannot be read")
+                self._loop.call_soon_threadsafe(self._die, f"unreadable message: {error!r}")
+                return
+            self._loop.call_soon_threadsafe(self._update, outputs)
+
+    def _update(self, outputs: CoreOutputs) -> None:
+        if self._death is not None:
+            return
+        self._last_progress_s = time.monotonic()
+        try:
+            self.metrics.update(outputs)
+            owed, messages = self._tracker.update(outputs)
+        except Exception as error:  # the API process's half of the engine's main loop
+            logger.exception("the outputs of a step cannot be applied: %s", outputs)
+            self._die(f"the outputs of a step cannot be applied: {error!r}")
+            return
+        if messages:
+            self._send(messages)
+        self._deliver(owed)
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            self._streams[output.request_id].put(output)
+            if output.finished:
+                del self._streams[output.request_id]
+        if not self._streams:
+            self._idle.set()
+
+    def _note_opened(self) -> None:
+        if self._idle.is_set():
+            self._idle.clear()
+            self._last_progress_s = time.monotonic()
+
+    def _die(self, reason: str) -> None:
+        if self._death is not None:
+            return
+        self._death = reason
+        now_s = time.monotonic()
+        self.metrics.fail_all(now_s)
+        self._deliver(self._tracker.fail_all(reason, now_s))
+        self._dead.set()
+
+
+class RequestStream:
+    """The outputs of one request; one reader.
+
+    With DELTA, outputs that were not read in time are joined, so that nothing is lost; otherwise
+    the last one holds all that those before it did.
+    """
+
+    def __init__(
+        self, request_id: str, kind: RequestOutputKind, *, close: Callable[[str], None]
+    ) -> None:
+        self.request_id = request_id
+        self._is_delta = kind is RequestOutputKind.DELTA
+        self._close = close
+        self._unread: RequestOutput | None = None
+        self._is_ended = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __aiter__(self) -> "RequestStream":
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        """Return what has come since the last read; wait if that is nothing."""
+        if self._unread is None:
+            if self._is_ended:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        output, self._unread = self._unread, None
+        assert output is not None
+        return output
+
+    def put(self, output: RequestOutput) -> None:
+        """Take the next output and wake the reader."""
+        if self._unread is not None and self._is_delta:
+            output = join_outputs(self._unread, output)
+        self._unread = output
+        self._is_ended = output.finished
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def close(self) -> None:
+        """Abort the request unless it has ended."""
+        if not self._is_ended:
+            self._close(self.request_id)
+
+
+def join_outputs(first: RequestOutput, second: RequestOutput) -> RequestOutput:
+    """Join two consecutive DELTA outputs of a request into the one that both would have been."""
+    answers = {answer.index: answer for answer in first.outputs}
+    for answer in second.outputs:
+        earlier = answers.get(answer.index)
+        answers[answer.index] = answer if earlier is None else _join_answers(earlier, answer)
+    second.outputs = [answers[index] for index in sorted(answers)]
+    second.prompt_logprobs = first.prompt_logprobs or second.prompt_logprobs
+    return second
+
+
+def _join_answers(first: CompletionOutput, second: CompletionOutput) -> CompletionOutput:
+    second.text = first.text + second.text
+    second.token_ids = first.token_ids + second.token_ids
+    if first.logprobs is not None and second.logprobs is not None:
+        second.logprobs = first.logprobs + second.logprobs
+    return second
+
+
+def _num_characters(prompt: Prompt) -> int:
+    """Return how much text there is to encode."""
+    text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
+    return len(text) if isinstance(text, str) else 0

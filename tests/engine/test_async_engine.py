@@ -1,0 +1,198 @@
+"""Streams over a core that echoes prompts, in one process and on one event loop."""
+
+import asyncio
+import threading
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from octavo.engine.async_engine import AsyncEngine, RequestStream
+from octavo.engine.metrics import EngineMetrics
+from octavo.engine.request_factory import RequestDefaults
+from octavo.engine.request_tracker import RequestTracker
+from octavo.engine.tokenizer import Tokenizer
+from octavo.errors import EngineDeadError, InvalidRequestError
+from octavo.outputs import CompletionOutput, RequestOutput
+from octavo.sampling_params import RequestOutputKind, SamplingParams
+from tests.checkpoints import build_tokenizer
+from tests.echo_core import ECHO_INFO, EchoCore, ThreadClient
+
+DELTA, CUMULATIVE = RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE
+TIMEOUT_S = 20
+
+
+@asynccontextmanager
+async def running_engine(**core_options):
+    """Start an engine over an EchoCore, and check in the end that it forgot nothing."""
+    client = ThreadClient(EchoCore(**core_options))
+    tracker = RequestTracker(Tokenizer(build_tokenizer()), ECHO_INFO, RequestDefaults(eos_ids=(2,)))
+    engine = AsyncEngine(client, tracker, EngineMetrics("tiny", ECHO_INFO))
+    engine.start()
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            yield engine
+    finally:
+        await engine.shutdown()
+    assert engine.num_open_requests == 0
+    assert tracker.num_open_requests == 0
+
+
+def make_params(*, max_tokens=5, kind=DELTA, **fields):
+    return SamplingParams(max_tokens=max_tokens, output_kind=kind, **fields)
+
+
+def make_output(text, *, index=0, finish_reason=None, token_ids=(1,)):
+    answer = CompletionOutput(index, text, list(token_ids), finish_reason=finish_reason)
+    return RequestOutput("r", "p", [1], [answer], finished=finish_reason is not None)
+
+
+async def read(engine, prompt, params):
+    return [output async for output in engine.generate(prompt, params)]
+
+
+def test_deltas_join_to_the_whole():
+    async def scenario():
+        async with running_engine() as engine:
+            outputs = await read(engine, [100, 101, 102], make_params(max_tokens=5))
+            (whole,) = await read(
+                engine, [100, 101, 102], make_params(kind=RequestOutputKind.FINAL_ONLY)
+            )
+        token_ids = [i for output in outputs for i in output.outputs[0].token_ids]
+        assert token_ids == [100, 101, 102, 100, 101] == whole.outputs[0].token_ids
+        assert "".join(output.outputs[0].text for output in outputs) == whole.outputs[0].text
+        assert [output.finished for output in outputs][-1]
+        assert outputs[-1].outputs[0].finish_reason == "length"
+
+    asyncio.run(scenario())
+
+
+def test_outputs_that_were_not_read_in_time_are_joined():
+    async def scenario():
+        stream = RequestStream("r", DELTA, close=lambda _: None)
+        for text in ("a", "b"):
+            stream.put(make_output(text))
+        stream.put(make_output("x", index=1))
+        stream.put(make_output("c", finish_reason="stop"))
+        first, second = (await anext(stream)).outputs
+        assert (first.text, first.token_ids, first.finish_reason) == ("abc", [1, 1, 1], "stop")
+        assert (second.index, second.text) == (1, "x")
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+
+    asyncio.run(scenario())
+
+
+def test_cumulative_output_replaces_the_unread_one():
+    async def scenario():
+        stream = RequestStream("r", CUMULATIVE, close=lambda _: None)
+        stream.put(make_output("a"))
+        stream.put(make_output("ab", finish_reason="stop"))
+        assert (await anext(stream)).outputs[0].text == "ab"
+
+    asyncio.run(scenario())
+
+
+def test_closing_the_iterator_aborts_the_request():
+    async def scenario():
+        async with running_engine() as engine:
+            outputs = engine.generate([100], make_params(max_tokens=4000))
+            async with aclosing(outputs):
+                await anext(outputs)
+            assert engine.num_open_requests == 0
+            await read(engine, [100], make_params(max_tokens=1))  # the abort was applied before it
+            assert engine._client.core.running == {}
+
+    asyncio.run(scenario())
+
+
+def test_cancelling_the_reader_aborts_the_request():
+    async def scenario():
+        async with running_engine() as engine:
+            stream = await engine.add([100], make_params(max_tokens=4000))
+            reader = asyncio.create_task(read(engine, [100], make_params(max_tokens=4000)))
+            await anext(stream)
+            reader.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reader
+            assert engine.num_open_requests == 1
+            stream.close()
+            await engine.wait_until_idle()
+
+    asyncio.run(scenario())
+
+
+def test_abort_from_outside_ends_the_stream():
+    async def scenario():
+        async with running_engine() as engine:
+            stream = await engine.add([100], make_params(max_tokens=4000), request_id="mine")
+            engine.abort("mine", "unknown")
+            outputs = [output async for output in stream]
+            assert outputs[-1].outputs[0].finish_reason == "abort"
+
+    asyncio.run(scenario())
+
+
+def test_refused_request_leaves_nothing_behind():
+    async def scenario():
+        async with running_engine() as engine:
+            for prompt in ([], [ECHO_INFO.vocab_size], {"prompt": None}):
+                with pytest.raises(InvalidRequestError):
+                    await engine.add(prompt, make_params())
+            assert engine.num_open_requests == 0
+
+    asyncio.run(scenario())
+
+
+def test_dead_core_ends_every_stream_with_an_error():
+    async def scenario():
+        async with running_engine() as engine:
+            stream = await engine.add([100], make_params(max_tokens=4000))
+            other = await engine.add([100], make_params(max_tokens=4000), request_id="crash")
+            for victim in (stream, other):
+                outputs = [output async for output in victim]
+                assert outputs[-1].outputs[0].finish_reason == "error"
+                assert "crash on demand" in outputs[-1].outputs[0].error
+            assert "crash on demand" in await engine.wait_until_dead()
+            with pytest.raises(EngineDeadError, match="crash on demand"):
+                await engine.add([100], make_params())
+
+    asyncio.run(scenario())
+
+
+def test_long_prompt_is_encoded_off_the_event_loop():
+    async def scenario():
+        async with running_engine() as engine:
+            outputs = await read(engine, "ab " * 1200, make_params(max_tokens=1))
+            assert len(outputs[-1].prompt_token_ids) > 2000
+            thread = await engine.run_off_loop(threading.current_thread)
+            assert thread.name.startswith("encode")
+
+    asyncio.run(scenario())
+
+
+def test_stop_string_ends_the_request_in_the_core():
+    async def scenario():
+        async with running_engine() as engine:
+            outputs = await read(engine, "abc", make_params(max_tokens=4000, stop="b"))
+            answer = outputs[-1].outputs[0]
+            assert (answer.finish_reason, answer.stop_reason) == ("stop", "b")
+            await read(engine, [100], make_params(max_tokens=1))
+            assert engine._client.core.running == {}
+
+    asyncio.run(scenario())
+
+
+def test_hundred_streams_all_end():
+    async def scenario():
+        async with running_engine() as engine:
+            params = [
+                make_params(max_tokens=1 + number % 7, n=1 + number % 2) for number in range(100)
+            ]
+            results = await asyncio.gather(*(read(engine, [100, 101], p) for p in params))
+            for outputs, wanted in zip(results, params, strict=True):
+                num = sum(len(answer.token_ids) for o in outputs for answer in o.outputs)
+                assert num == wanted.max_tokens * wanted.n
+            await engine.wait_until_idle()
+            assert engine.stalled_s == 0.0
+
+    asyncio.run(scenario())
