@@ -170,3 +170,18 @@ def count_start(manager, number, tokens, *, not_read=None):
     manager.count_lookup(number, match, num_tokens=num_tokens, not_read=not_read)
     manager.allocate(number, match, num_tokens)
     manager.seal(number, num_tokens)
+
+
+def test_the_documented_example():
+    manager = make_manager(num_blocks=8)
+    start(manager, 0, range(10))
+    assert start(manager, 1, [*range(8), 90, 91, 92]).num_tokens == 8
+    assert manager.block_ids(1) == (0, 1, 3)
+    assert manager.grow(0, 13) == (4,)
+    end(manager, 0)
+    start(manager, 2, [50] * 13, computed=0)
+    assert manager.block_ids(2) == (2, 4, 5, 6)
+    end(manager, 1)
+    assert manager.pool.num_cached == 2
+    assert start(manager, 3, range(10)).num_tokens == 8
+    assert manager.block_ids(3) == (0, 1, 3)

@@ -1,4 +1,4 @@
-"""A long random life of an engine core: one cheap random walk instead of hypothesis' many short ones."""
+"""A long random life of an engine core: one cheap random walk beside many short ones."""
 
 import random
 

@@ -1,5 +1,7 @@
 """What a plan decides, spelled out."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -361,3 +363,20 @@ def test_a_status_cannot_change_along_a_forbidden_transition():
     request = Request(make_add(0))
     with pytest.raises(AssertionError, match="cannot become DRAINING"):
         request.move_to(RequestStatus.DRAINING)
+
+
+def test_the_documented_step():
+    scheduler = make_scheduler(block_size=16, num_blocks=64, max_num_batched_tokens=64)
+    add_request(scheduler, 0, 32)
+    update(scheduler, plan(scheduler))
+    half = add_request(scheduler, 1, 100)
+    scheduler.config = replace(scheduler.config, max_num_batched_tokens=41)
+    update(scheduler, plan(scheduler))
+    assert half.num_computed_tokens == 40
+    scheduler.config = replace(scheduler.config, max_num_batched_tokens=64)
+    add_request(scheduler, 2, [*range(32), *range(200, 218)])
+    add_request(scheduler, 3, [*range(32), *range(300, 318)])
+    step = plan(scheduler)
+    assert step.num_tokens.tolist() == [1, 60, 3]
+    update(scheduler, step)
+    assert plan(scheduler).num_tokens.tolist() == [1, 1, 47, 15]
