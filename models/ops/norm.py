@@ -1,0 +1,101 @@
+"""RMSNorm of rows, alone or after adding to the residual stream; one program takes one row.
+
+Both read and write each element once, so their floor is bytes / bandwidth: 8 bytes an element of a
+bfloat16 residual stream (x, residual, sum, output), 4 without it.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, *, eps: float, out: Tensor | None = None) -> Tensor:
+    """Return ``x / rms(x) * weight`` of every row of (num_rows, size).
+
+    Arithmetic is float32, rounded once. Rows may be apart by any stride. ``out`` may be ``x``;
+    given, nothing is allocated.
+    """
+    out = torch.empty_like(x) if out is None else out
+    _launch(x, None, weight, eps, (out, None))
+    return out
+
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    *,
+    eps: float,
+    out: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the normalised sum of ``x`` and ``residual``, and the sum, both (num_rows, size).
+
+    The sum is rounded to its own type before it is normalised, as if it had been stored and read
+    again. ``out`` is (normalised, sum) and may be (x, residual); given, nothing is allocated.
+    """
+    normalised, total = (torch.empty_like(x), torch.empty_like(x)) if out is None else out
+    _launch(x, residual, weight, eps, (normalised, total))
+    return normalised, total
+
+
+def _launch(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    outputs: tuple[Tensor, Tensor | None],
+) -> None:
+    out, total = outputs
+    num_rows, size = x.shape
+    rows = [tensor for tensor in (x, residual, out, total) if tensor is not None]
+    assert all(tensor.stride(1) == 1 for tensor in rows), "elements of a row must be contiguous"
+    if num_rows == 0:
+        return
+    block = triton.next_power_of_2(size)
+    _rms_norm_kernel[(num_rows,)](
+        x,
+        residual,
+        weight,
+        out,
+        total,
+        eps,
+        x.stride(0),
+        residual.stride(0) if residual is not None else 0,
+        out.stride(0),
+        total.stride(0) if total is not None else 0,
+        SIZE=size,
+        BLOCK=block,
+        # 16 bytes of bfloat16 a thread and load, within 1 to 16 warps.
+        num_warps=max(1, min(16, block // 256)),
+    )
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr,  # (num_rows, SIZE)
+    residual_ptr,  # like x, or None
+    weight_ptr,  # (SIZE,)
+    out_ptr,
+    total_ptr,  # like x, or None
+    eps,
+    stride_x,
+    stride_residual,
+    stride_out,
+    stride_total,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    in_row = column < SIZE
+    weight = tl.load(weight_ptr + column, mask=in_row, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + row * stride_x + column, mask=in_row, other=0.0).to(tl.float32)
+    if residual_ptr is not None:
+        source = residual_ptr + row * stride_residual + column
+        x += tl.load(source, mask=in_row, other=0.0).to(tl.float32)
+        total = x.to(total_ptr.dtype.element_ty)
+        tl.store(total_ptr + row * stride_total + column, total, mask=in_row)
+        x = total.to(tl.float32)
+    inverse_rms = tl.rsqrt(tl.sum(x * x, axis=0) / SIZE + eps)
+    tl.store(out_ptr + row * stride_out + column, x * inverse_rms * weight, mask=in_row)

@@ -1,0 +1,101 @@
+"""Every architecture computes the logits that transformers computes, in float32."""
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from tests.checkpoints import build_random_model, tiny_config
+from tests.models.oracle import compute_logits, load, source_of
+
+IDS = torch.arange(3, 43) * 7 % 345
+LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+NETWORKS = {
+    "llama": ("llama", {}),
+    "llama with tied embeddings": ("llama", {"tie_word_embeddings": True}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama with heads wider than hidden_size": ("llama", {"head_dim": 32}),
+    "llama with linear rope": ("llama", {"rope_parameters": LINEAR}),
+    "llama with llama3 rope": ("llama", {"rope_parameters": LLAMA3}),
+    "llama with yarn rope": ("llama", {"rope_parameters": YARN}),
+    "mistral": ("mistral", {"sliding_window": 8}),
+    "mistral without a window": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 with a window from layer 1": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "qwen3 with yarn rope": ("qwen3", {"rope_parameters": YARN}),
+}
+
+
+def randomise_vectors(model):
+    """Draw biases and norms too: transformers starts them at 0 and 1, which hides mistakes."""
+    generator = torch.Generator().manual_seed(5)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data.normal_(mean=1.0, std=0.3, generator=generator)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_network_computes_the_logits_of_transformers(name, tmp_path):
+    model_type, changes = NETWORKS[name]
+    theirs = build_random_model(tiny_config(model_type, **changes))
+    randomise_vectors(theirs)
+    theirs.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = theirs(IDS[None]).logits[0]
+    torch.testing.assert_close(
+        compute_logits(load(source_of(tmp_path)), IDS), expected, atol=1e-4, rtol=1e-4
+    )
+
+
+def test_window_changes_the_logits_only_beyond_it(tmp_path):
+    config = tiny_config("mistral", sliding_window=8)
+    build_random_model(config).save_pretrained(tmp_path)
+    model = load(source_of(tmp_path))
+    whole = compute_logits(model, IDS)
+    changed = IDS.clone()
+    changed[0] = 9
+    difference = (compute_logits(model, changed) - whole).abs().amax(dim=-1)
+    assert difference[14] > 1e-3  # two layers of window 8 reach 14 tokens back
+    assert difference[15:].max() == 0
+
+
+def test_kv_cache_spec_counts_layers_and_kv_heads(tiny_9heads):
+    spec = load(source_of(tiny_9heads)).kv_cache_spec(block_size=16)
+    assert (spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.block_size) == (2, 3, 16, 16)
+
+
+def test_tied_embeddings_give_the_known_greedy_output(tiny_tied):
+    model = load(source_of(tiny_tied))
+    ids = AutoTokenizer.from_pretrained(tiny_tied)("z").input_ids
+    for _ in range(5):
+        ids.append(int(compute_logits(model, torch.tensor(ids))[-1].argmax()))
+    assert ids[-5:] == [295, 156, 5, 113, 86]
+
+
+def test_padded_vocabulary_has_logits_for_every_row(tiny_padded_vocab):
+    logits = compute_logits(load(source_of(tiny_padded_vocab)), IDS)
+    assert logits.shape == (len(IDS), 382)
+
+
+def test_default_model_knows_the_capital_of_france(smollm2):
+    model = load(source_of(smollm2, "gguf"))
+    # "The capital of France is", and " Paris"
+    prompt = torch.tensor([504, 3575, 282, 4649, 314])
+    assert int(compute_logits(model, prompt)[-1].argmax()) == 7042
