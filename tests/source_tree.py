@@ -8,7 +8,7 @@ PACKAGES = sorted(
     path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name != "tests"
 )
 SOURCES = {
-    path: ast.parse(path.read_text(encoding="utf-8"))
+    path: ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     for path in sorted(
         [
             *(ROOT / "src" / "octavo").glob("*.py"),
