@@ -1,8 +1,10 @@
-"""Checkpoints that tests of every room share, built once per session on first use."""
+"""Checkpoints that tests of every room share, built once per session; what a missing GPU means."""
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from octavo.config import Environment
 from octavo.errors import ConfigError
@@ -14,6 +16,17 @@ from tests.checkpoints import (
     save_checkpoint,
     tiny_config,
 )
+
+HAS_GPU = torch.cuda.is_available()
+if not HAS_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before any is imported
+
+
+def pytest_collection_modifyitems(items):
+    """Skip tests that need a CUDA device where there is none."""
+    for item in items:
+        if item.get_closest_marker("gpu") and not HAS_GPU:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 @pytest.fixture(scope="session")
