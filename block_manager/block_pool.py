@@ -5,6 +5,24 @@ from collections import OrderedDict, deque
 from octavo.block_manager.block import Block
 
 
+class KeyWatch:
+    """Tells whether one of the keys that somebody watches has appeared in the pool or vanished."""
+
+    def __init__(self) -> None:
+        self.keys: set[bytes] = set()
+        self.has_changed = False
+
+    def note(self, key: bytes) -> None:
+        """Remember that a key has appeared or vanished."""
+        if key in self.keys:
+            self.has_changed = True
+
+    def reset(self) -> None:
+        """Watch nothing, as if nothing had changed."""
+        self.keys.clear()
+        self.has_changed = False
+
+
 class BlockPool:
     """Owns references and keys of every block.
 
@@ -15,6 +33,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.blocks = [Block(block_id) for block_id in range(num_blocks)]
+        self.watch = KeyWatch()
         self._free = deque(self.blocks)
         self._cached: OrderedDict[int, Block] = OrderedDict()  # least recently released first
         self._block_of_key: dict[bytes, Block] = {}
@@ -43,6 +62,10 @@ class BlockPool:
     def find(self, key: bytes) -> Block | None:
         """Return the block that holds this key."""
         return self._block_of_key.get(key)
+
+    def has_key(self, key: bytes) -> bool:
+        """True when a block holds this key."""
+        return key in self._block_of_key
 
     def was_evicted(self, key: bytes) -> bool:
         """True when the key was evicted not long ago (as many keys are remembered as there are
@@ -83,6 +106,7 @@ class BlockPool:
         block.key = key
         self._block_of_key[key] = block
         self._evicted.pop(key, None)
+        self.watch.note(key)
         return True
 
     def withdraw_key(self, block: Block) -> None:
@@ -90,6 +114,7 @@ class BlockPool:
         assert block.num_references > 0, f"key of unused block {block.block_id} withdrawn"
         if block.key is not None:
             del self._block_of_key[block.key]
+            self.watch.note(block.key)
             block.key = None
 
     def drop_cached(self) -> int:
@@ -121,6 +146,7 @@ class BlockPool:
         _, block = self._cached.popitem(last=False)
         assert block.key is not None
         del self._block_of_key[block.key]
+        self.watch.note(block.key)
         self._evicted[block.key] = None
         if len(self._evicted) > len(self.blocks):
             self._evicted.popitem(last=False)

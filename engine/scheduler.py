@@ -60,7 +60,7 @@ class Scheduler:
         self.config = config
         self.block_manager = BlockManager(config.num_blocks, spec)
         self.journal = journal or Journal(config)
-        self.policy = POLICIES[config.policy]()
+        self.policy = POLICIES[config.policy](config, self.block_manager)
         self.growth = GrowthEstimate(spec, config.conservativeness)
         self.waiting = WaitingQueue(self.policy)
         self.running: dict[int, Request] = {}
@@ -309,22 +309,26 @@ class Scheduler:
             return
         growth = sum(self.growth.num_blocks(request) for request in self.running.values())
         cap = self._chunk_cap(is_decoding=bool(builder.requests))
-        for request in self.waiting.first(ADMISSION_WINDOW):
+        admitted: list[Request] = []
+        for request in self.waiting.ranked(ADMISSION_WINDOW):
             request.wait_reason = self._find_wait(request)
             if request.wait_reason is not None:
                 continue
             match = self._match(request)
             request.wait_reason = self._find_lack(request, match, growth)
             if request.wait_reason is not None:
-                return  # nobody behind takes the blocks of one that does not fit
+                break  # nobody behind takes the blocks of one that does not fit
             num_tokens = min(request.num_tokens - match.num_tokens, budget, cap)
             self._start(request, match, builder, now_s=now_s)
             self._schedule(builder, request, num_tokens)
             decisions.admitted.append((request.number, match.num_tokens, num_tokens))
+            admitted.append(request)
             growth += self.growth.num_blocks(request)
             budget -= num_tokens
             if budget == 0 or not self._free_rows:
-                return
+                break
+        for request in admitted:
+            self.waiting.remove(request)
 
     def _find_wait(self, request: Request) -> str | None:
         for wait in self._waits:
@@ -353,7 +357,6 @@ class Scheduler:
 
     def _start(self, request: Request, match: Match, builder: StepBuilder, *, now_s: float) -> None:
         """Give a waiting request its row and the blocks of all its known tokens."""
-        self.waiting.remove(request)
         self.block_manager.allocate(request.number, match, request.num_known_tokens)
         block_ids = self.block_manager.block_ids(request.number)
         request.move_to(RequestStatus.RUNNING)

@@ -1,19 +1,27 @@
-"""Core process: requests that wait for admission, in the policy's order."""
+"""Core process: requests that wait for admission."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 
 from octavo.engine.policies import Policy
 from octavo.engine.request import Request
 
+MAX_PASSED = 128
+"""Admissions that may pass the first request of the queue before it goes first in every plan."""
+
 
 class WaitingQueue:
-    """Sorted by the policy; a retracted request returns to the place that its key gives it."""
+    """Sorted by the policy's constant key; read in the order in which the policy ranks.
+
+    Age bound: when ``MAX_PASSED`` requests were admitted since the first of the queue became the
+    first, plans begin with it. So nobody is passed for ever, whatever the cache holds.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._requests: list[Request] = []
+        self._num_passed = 0
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -22,21 +30,29 @@ class WaitingQueue:
         return iter(self._requests)
 
     def add(self, request: Request) -> None:
-        """Insert at the request's place."""
+        """Insert a request at its place; a retracted one returns to the place its key gives it."""
+        self._policy.enter(request)
         insort(self._requests, request, key=self._policy.order_key)
+        if self._requests[0] is request:
+            self._num_passed = 0
 
     def remove(self, request: Request) -> None:
         """Take a request out; it must be in the queue."""
-        key = self._policy.order_key(request)
-        index = bisect_left(self._requests, key, key=self._policy.order_key)
+        index = self.position(request)
         assert self._requests[index] is request, f"{request!r} is not in the queue"
         del self._requests[index]
+        self._policy.leave(request)
+        self._num_passed = 0 if index == 0 else self._num_passed + 1
 
-    def first(self, count: int) -> list[Request]:
-        """Return the first ``count`` requests in order."""
-        return list(islice(self._requests, count))
+    def ranked(self, count: int) -> Iterator[Request]:
+        """Yield the ``count`` requests that a plan looks at; the queue must not change then."""
+        if self._num_passed < MAX_PASSED:
+            return islice(self._policy.rank(self._requests), count)
+        aged = self._requests[0]
+        others = (request for request in self._policy.rank(self._requests) if request is not aged)
+        return islice(chain((aged,), others), count)
 
     def position(self, request: Request) -> int:
-        """Return how many requests are before this one."""
+        """Return how many requests are before this one in the queue's own order."""
         key = self._policy.order_key(request)
         return bisect_left(self._requests, key, key=self._policy.order_key)

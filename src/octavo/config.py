@@ -13,7 +13,7 @@ from octavo.errors import ConfigError
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-SchedulingPolicyName = Literal["fcfs", "priority"]
+SchedulingPolicyName = Literal["fcfs", "priority", "lpm", "dfs"]
 
 DEVICE_DEFAULTS = {
     "cuda": {"max_num_seqs": 1024, "max_num_batched_tokens": 16_384},
@@ -98,7 +98,10 @@ class EngineConfig:
         "Longest chunk of one prompt in a step in which other requests decode; None is no cap.",
     )
     scheduling_policy: SchedulingPolicyName = _setting(
-        "fcfs", "Order of admission and retraction.", choices=("fcfs", "priority")
+        "fcfs",
+        "Order of admission: by arrival, by priority, by longest cached prefix (lpm), depth first "
+        "over shared prefixes (dfs).",
+        choices=("fcfs", "priority", "lpm", "dfs"),
     )
     schedule_conservativeness: float = _setting(
         1.0, "Scales the growth that admission reserves for running requests; 0 reserves nothing."
@@ -162,6 +165,8 @@ class SchedulerConfig:
     long_prefill_token_threshold: int | None = None
     conservativeness: float = 1.0
     min_deferral_tokens: int = 256
+    ranking_window: int | None = 128
+    """Waiting requests, first by arrival, that ``lpm`` ranks; None ranks all of them."""
 
     @property
     def max_tokens_per_request(self) -> int:

@@ -18,7 +18,7 @@ def live(seed, num_steps):
     rng = random.Random(seed)
     run = make_core(
         lag=rng.randint(0, 1),
-        policy=rng.choice(["fcfs", "priority"]),
+        policy=rng.choice(["fcfs", "priority", "lpm", "dfs"]),
         num_blocks=6,
         max_num_seqs=rng.randint(2, 4),
         max_num_batched_tokens=rng.randint(4, 32),

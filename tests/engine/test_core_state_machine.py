@@ -28,7 +28,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @initialize(
         lag=st.integers(0, 1),
-        policy=st.sampled_from(["fcfs", "priority"]),
+        policy=st.sampled_from(["fcfs", "priority", "lpm", "dfs"]),
         budget=st.integers(3, 32),
         conservativeness=st.sampled_from([0.0, 1.0]),
         min_deferral_tokens=st.sampled_from([4, 8, 256]),

@@ -39,7 +39,7 @@ def run_eventfully(lag=0, seed=0, **fields):
     return [journal.config_record, *journal.records]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "lpm", "dfs"])
 @pytest.mark.parametrize("lag", [0, 1])
 @given(seed=st.integers(0, 5))
 @settings(max_examples=5, deadline=None)
