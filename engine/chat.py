@@ -47,8 +47,9 @@ class ChatOptions:
     """What the template is given as content: strings, lists of parts (openai), or what it takes."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    tools: Sequence[Mapping[str, Any]] | None = None
-    documents: Sequence[Mapping[str, str]] | None = None
+    tools: list[Any] | None = None
+    """JSON schemas of functions, in OpenAI's form."""
+    documents: list[dict[str, str]] | None = None
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further variables of the template, such as ``enable_thinking``."""
 
@@ -129,8 +130,8 @@ class ChatTemplate:
     def _render(self, messages: list[dict[str, Any]], template: str, options: ChatOptions) -> str:
         text = self._hf_tokenizer.apply_chat_template(
             messages,
-            tools=None if options.tools is None else list(options.tools),
-            documents=None if options.documents is None else list(options.documents),
+            tools=options.tools,
+            documents=options.documents,
             chat_template=template,
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
@@ -158,8 +159,8 @@ def read_chat_template(file_or_text: str | None) -> str | None:
         ) from error
 
 
-def _check_messages(messages: Sequence[Message]) -> None:
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+def _check_messages(messages: object) -> None:
+    if not isinstance(messages, list | tuple) or not messages:
         raise _refuse("messages must be a list with at least one message")
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):

@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+
+from octavo.engine.prompt import EncodedPrompt, encode_prompt
+from octavo.engine.tokenizer import Tokenizer
+from octavo.errors import InvalidRequestError
+from tests.byte_level import build_byte_level_tokenizer
+from tests.checkpoints import BOS_ID, build_tokenizer
+
+SPM = Tokenizer(build_tokenizer())
+BYTE_LEVEL = Tokenizer(build_byte_level_tokenizer())
+
+
+def test_text_gets_the_tokenizers_bos_once():
+    prompt = encode_prompt("hi", SPM)
+    assert (prompt.token_ids.tolist(), prompt.text) == ([BOS_ID, 259, 267, 268], "hi")
+
+
+@pytest.mark.parametrize(
+    "prompt", [[1, 300], (1, 300), np.array([1, 300]), {"prompt_token_ids": [1, 300]}]
+)
+def test_token_ids_are_taken_as_they_are(prompt):
+    encoded = encode_prompt(prompt, None)
+    assert encoded.token_ids.tolist() == [1, 300]
+    assert encoded.token_ids.dtype == np.int32
+    assert encoded.text is None
+
+
+def test_token_ids_win_over_their_text():
+    encoded = encode_prompt({"prompt": "shown", "prompt_token_ids": [5]}, SPM)
+    assert (encoded.token_ids.tolist(), encoded.text) == ([5], "shown")
+
+
+def test_encoded_prompt_passes_through():
+    encoded = EncodedPrompt(np.array([1], dtype=np.int32))
+    assert encode_prompt(encoded, None) is encoded
+
+
+def test_empty_text_is_the_bos_alone_or_refused():
+    assert encode_prompt("", SPM).token_ids.tolist() == [BOS_ID]
+    with pytest.raises(InvalidRequestError, match="prompt is empty"):
+        encode_prompt("", BYTE_LEVEL)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "parameter", "text"),
+    [
+        ([], "prompt_token_ids", "empty"),
+        ({"prompt_token_ids": []}, "prompt_token_ids", "empty"),
+        ([[1]], "prompt_token_ids", "flat list of integers"),
+        ([[1], [1, 2]], "prompt_token_ids", "flat list of integers"),
+        ([1.5], "prompt_token_ids", "flat list of integers"),
+        ([True], "prompt_token_ids", "flat list of integers"),
+        (["a"], "prompt_token_ids", "flat list of integers"),
+        ([-1], "prompt_token_ids", "-1"),
+        ([2**40], "prompt_token_ids", str(2**40)),
+        ([2**70], "prompt_token_ids", "flat list of integers"),
+        ({}, "prompt", "missing"),
+        ({"prompt": 3}, "prompt", "must be a string"),
+        (3, "prompt", "not int"),
+        (None, "prompt", "not NoneType"),
+        ({"prompt": "a", "multi_modal_data": {}}, "multi_modal_data", "no field of a prompt"),
+        ({"prompt": "a", "cache_salt": ""}, "cache_salt", "1 to 1024"),
+        ({"prompt": "a", "cache_salt": "s" * 1025}, "cache_salt", "1 to 1024"),
+        ({"prompt": "a", "cache_salt": 5}, "cache_salt", "string"),
+    ],
+)
+def test_malformed_prompt_is_refused_by_name(prompt, parameter, text):
+    with pytest.raises(InvalidRequestError, match=text) as caught:
+        encode_prompt(prompt, SPM)
+    assert caught.value.parameter == parameter
+
+
+def test_salt_is_kept():
+    assert encode_prompt({"prompt": "a", "cache_salt": "s"}, SPM).cache_salt == "s"
+
+
+@pytest.mark.parametrize("prompt", ["hi", {"prompt": "hi"}])
+def test_text_without_a_tokenizer_is_refused(prompt):
+    with pytest.raises(InvalidRequestError, match="give prompt_token_ids"):
+        encode_prompt(prompt, None)
