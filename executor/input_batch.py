@@ -1,0 +1,77 @@
+"""Inputs of one step, gathered from the rows: made anew for every step and never kept."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.attention.backend import AttentionInputs
+from octavo.executor.rows import Rows
+from octavo.executor.step import Int32Array, Step
+
+
+@dataclass(frozen=True, slots=True)
+class InputBatch:
+    """The flat batch: the tokens of the first scheduled row, then those of the second, ..."""
+
+    input_ids: Tensor  # (num_tokens,) int32
+    attention: AttentionInputs
+    sampled_rows: Int32Array  # (num_sampled,) row of each token to sample
+    sampled_tokens: Tensor  # (num_sampled,) index into the flat batch of the row's last token
+    prompt_spans: tuple["PromptSpan", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSpan:
+    """Tokens of a row whose logits are compared with the prompt's next tokens."""
+
+    index: int
+    """Index into ``Step.rows``."""
+    first_token: int
+    """Index into the flat batch."""
+    targets: Int32Array  # (num_tokens,) the prompt token after each
+    num_logprobs: int
+
+
+def gather_inputs(rows: Rows, step: Step, *, block_size: int) -> InputBatch:
+    """Gather what the step computes; ids that the host does not know yet come from the rows."""
+    counts, begins = step.num_tokens, step.num_computed_tokens
+    ends = begins + counts
+    assert (rows.is_held[step.rows]).all(), f"rows {step.rows} hold a row that nobody has"
+    assert (ends <= rows.num_tokens[step.rows]).all(), f"step {step.step_id} is ahead of its rows"
+    query_start = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=query_start[1:])
+    token_rows = np.repeat(step.rows, counts)
+    positions = np.arange(query_start[-1], dtype=np.int32)
+    positions += np.repeat(begins - query_start[:-1], counts)
+    blocks, offsets = np.divmod(positions, block_size)
+    slots = rows.block_tables[token_rows, blocks].astype(np.int64) * block_size + offsets
+    num_blocks = -(-int(ends.max()) // block_size)
+    attention = AttentionInputs(
+        query_start=torch.from_numpy(query_start),
+        context_lengths=torch.from_numpy(ends),
+        block_tables=torch.from_numpy(rows.block_tables[step.rows, :num_blocks]),
+        positions=torch.from_numpy(positions),
+        slot_mapping=torch.from_numpy(slots),
+    )
+    return InputBatch(
+        input_ids=torch.from_numpy(rows.token_ids[token_rows, positions]),
+        attention=attention,
+        sampled_rows=step.rows[step.sample],
+        sampled_tokens=torch.from_numpy(query_start[1:][step.sample] - 1),
+        prompt_spans=tuple(_find_prompt_spans(rows, step, query_start)),
+    )
+
+
+def _find_prompt_spans(rows: Rows, step: Step, query_start: Int32Array) -> Iterator[PromptSpan]:
+    for index, row in enumerate(step.rows):
+        num_logprobs = rows.num_prompt_logprobs[row]
+        if num_logprobs is None:
+            continue
+        begin = int(step.num_computed_tokens[index])
+        end = min(begin + int(step.num_tokens[index]), int(rows.num_prompt_tokens[row]) - 1)
+        if begin < end:
+            targets = rows.token_ids[row, begin + 1 : end + 1].copy()
+            yield PromptSpan(index, int(query_start[index]), targets, num_logprobs)

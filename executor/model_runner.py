@@ -1,0 +1,93 @@
+"""Runs one Step on the device: rows, copies, one forward pass, sampling, write-back."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.attention.backend import AttentionBackend
+from octavo.executor.input_batch import InputBatch, PromptSpan, gather_inputs
+from octavo.executor.logprobs import find_logprobs
+from octavo.executor.rows import Rows
+from octavo.executor.sampler import NON_FINITE, Samples, sample
+from octavo.executor.step import ExecutorInfo, PositionLogprobs, Step, StepResult
+from octavo.models.causal_lm import CausalLM
+
+MAX_LOGIT_ROWS = 1024
+"""Logits of a prompt are computed in slices of at most this many tokens."""
+
+
+class ModelRunner:
+    """Owns the rows; uses the network, and the backend with its KV pool.
+
+    A ``run`` that raises has applied its step's rows, copies and blocks, so that the next step may
+    release these rows.
+    """
+
+    def __init__(self, model: CausalLM, backend: AttentionBackend, info: ExecutorInfo) -> None:
+        self.info = info
+        self._model = model
+        self._backend = backend
+        max_blocks = -(-info.max_model_len // info.block_size)
+        self._rows = Rows(info.num_rows, max_tokens=info.max_model_len, max_blocks=max_blocks)
+
+    def run(self, step: Step) -> StepResult:
+        """Execute one step and wait for it."""
+        start_s = time.perf_counter()
+        with torch.inference_mode():
+            self._apply(step)
+            result = self._compute(step)
+        return replace(result, compute_time_s=time.perf_counter() - start_s)
+
+    def _apply(self, step: Step) -> None:
+        for row in step.released_rows:
+            self._rows.release(row)
+        for new in step.new_rows:
+            self._rows.write(new)
+        for copy in step.copies:
+            self._backend.copy_block(copy.source, copy.target)
+        for growth in step.new_blocks:
+            self._rows.grow(growth.row, growth.block_ids)
+
+    def _compute(self, step: Step) -> StepResult:
+        if not len(step.rows):
+            return StepResult(step.step_id, np.empty(0, dtype=np.int32))
+        batch = gather_inputs(self._rows, step, block_size=self.info.block_size)
+        hidden = self._model(batch.input_ids, self._backend.bind(batch.attention))
+        samples = self._sample(batch, hidden)
+        sampled = np.flatnonzero(step.sample)
+        errors = {int(sampled[index]): message for index, message in samples.errors.items()}
+        prompt_logprobs: dict[int, list[PositionLogprobs]] = {}
+        for span in batch.prompt_spans:
+            if (entries := self._find_prompt_logprobs(span, hidden)) is None:
+                errors[span.index] = NON_FINITE
+            else:
+                prompt_logprobs[span.index] = entries
+        return StepResult(
+            step.step_id, samples.token_ids, samples.logprobs, prompt_logprobs, errors
+        )
+
+    def _sample(self, batch: InputBatch, hidden: Tensor) -> Samples:
+        """Sample a token for each row that is due and append it to the row."""
+        if not len(batch.sampled_rows):
+            return Samples(np.empty(0, dtype=np.int32))
+        logits = self._model.compute_logits(hidden.index_select(0, batch.sampled_tokens))
+        samples = sample(logits, self._rows, batch.sampled_rows)
+        self._rows.append(batch.sampled_rows, samples.token_ids)
+        return samples
+
+    def _find_prompt_logprobs(
+        self, span: PromptSpan, hidden: Tensor
+    ) -> list[PositionLogprobs] | None:
+        """Return one entry per token of the span; None when a logit is not finite."""
+        entries: list[PositionLogprobs] = []
+        for begin in range(0, len(span.targets), MAX_LOGIT_ROWS):
+            targets = span.targets[begin : begin + MAX_LOGIT_ROWS]
+            first = span.first_token + begin
+            logits = self._model.compute_logits(hidden[first : first + len(targets)])
+            if not logits.amax(dim=1).isfinite().all():
+                return None
+            entries += find_logprobs(logits, targets, [span.num_logprobs] * len(targets))
+        return entries
