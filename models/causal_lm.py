@@ -56,10 +56,10 @@ class CausalLM(nn.Module):
 
     def kv_cache_spec(self, block_size: int) -> KVCacheSpec:
         """Return the shape of the K/V that this rank keeps."""
-        heads = split_heads(self.config.num_heads, self.config.num_kv_heads, self.shard)
+        split = split_heads(self.config.num_heads, self.config.num_kv_heads, self.shard)
         return KVCacheSpec(
             num_layers=self.config.num_layers,
-            num_kv_heads=heads.num_kv_heads,
+            num_kv_heads=split.kv_heads.length,
             head_dim=self.config.head_dim,
             block_size=block_size,
         )

@@ -38,8 +38,6 @@ def check_tensor_parallel(config: ModelConfig, size: int) -> None:
     """Check that ``size`` ranks can share the network, before any process starts.
 
     Raises:
-        ConfigError: the heads or the feed-forward cannot be split; the message has both numbers.
+        ConfigError: its heads cannot be dealt out; the message has both numbers.
     """
-    shard = Shard(rank=0, size=size)
-    split_heads(config.num_heads, config.num_kv_heads, shard)
-    shard.split(config.intermediate_size, what="feed-forward columns")
+    split_heads(config.num_heads, config.num_kv_heads, Shard(rank=0, size=size))

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from octavo.attention.backend import Attention, AttentionLayer
 from octavo.models.config import ModelConfig
-from octavo.models.layers.linear import ColumnParallelLinear, OutputRows, RowParallelLinear
+from octavo.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from octavo.models.layers.parallel import Shard, split_heads
 from octavo.models.layers.weights import CheckpointTensor, empty_parameter
 
@@ -35,33 +35,23 @@ class SelfAttention(nn.Module):
         style: AttentionStyle,
     ) -> None:
         super().__init__()
-        heads = split_heads(config.num_heads, config.num_kv_heads, shard)
+        split = split_heads(config.num_heads, config.num_kv_heads, shard)
         dim = config.head_dim
-        kv_rows = (
-            config.num_kv_heads * dim,
-            heads.first_kv_head * dim,
-            heads.num_kv_heads * dim,
-        )
+        q_rows, kv_rows = split.heads.scaled(dim), split.kv_heads.scaled(dim)
         self.qkv_proj = ColumnParallelLinear(
             config.hidden_size,
-            [
-                OutputRows(
-                    "q_proj", config.num_heads * dim, heads.first_head * dim, heads.num_heads * dim
-                ),
-                OutputRows("k_proj", *kv_rows),
-                OutputRows("v_proj", *kv_rows),
-            ],
+            {"q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows},
             bias=style.qkv_bias,
         )
         self.o_proj = RowParallelLinear(
-            config.num_heads * dim, config.hidden_size, bias=style.output_bias, shard=shard
+            q_rows, config.hidden_size, bias=style.output_bias, shard=shard
         )
         self.q_norm = empty_parameter(dim) if style.has_head_norm else None
         self.k_norm = empty_parameter(dim) if style.has_head_norm else None
         self.layer = AttentionLayer(
             index=index,
-            num_heads=heads.num_heads,
-            num_kv_heads=heads.num_kv_heads,
+            num_heads=split.heads.length,
+            num_kv_heads=split.kv_heads.length,
             head_dim=dim,
             scale=dim**-0.5,
             rotary=rotary,

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.models.config import ModelConfig
-from octavo.models.layers.linear import ColumnParallelLinear, OutputRows, RowParallelLinear
+from octavo.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from octavo.models.layers.parallel import Shard
 from octavo.models.layers.weights import CheckpointTensor
 
@@ -16,13 +16,13 @@ class GatedMLP(nn.Module):
 
     def __init__(self, config: ModelConfig, shard: Shard) -> None:
         super().__init__()
-        size, bias = config.intermediate_size, config.mlp_bias
+        inner = shard.span(config.intermediate_size)
         self.gate_up_proj = ColumnParallelLinear(
-            config.hidden_size,
-            [OutputRows.even(name, size, shard) for name in ("gate_proj", "up_proj")],
-            bias=bias,
+            config.hidden_size, {"gate_proj": inner, "up_proj": inner}, bias=config.mlp_bias
         )
-        self.down_proj = RowParallelLinear(size, config.hidden_size, bias=bias, shard=shard)
+        self.down_proj = RowParallelLinear(
+            inner, config.hidden_size, bias=config.mlp_bias, shard=shard
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (num_tokens, hidden_size) to the same shape."""

@@ -31,6 +31,19 @@ class SingleRank:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """One rank's contiguous part of ``total`` equal things: heads, rows, columns."""
+
+    start: int
+    length: int
+    total: int
+
+    def scaled(self, factor: int) -> "Span":
+        """Return the span in parts of which ``factor`` make one thing."""
+        return Span(self.start * factor, self.length * factor, self.total * factor)
+
+
+@dataclass(frozen=True, slots=True)
 class Shard:
     """This rank's place among the ``size`` ranks that share a network."""
 
@@ -38,28 +51,18 @@ class Shard:
     size: int = 1
     collective: Collective = field(default_factory=SingleRank)
 
-    def split(self, count: int, *, what: str) -> int:
-        """Return one rank's share of ``count``.
-
-        Raises:
-            ConfigError: the ranks do not divide it.
-        """
-        if count % self.size:
-            raise ConfigError(
-                f"the model's {count} {what} cannot be split over tensor_parallel_size"
-                f" {self.size}; choose a size that divides {count}"
-            )
-        return count // self.size
+    def span(self, total: int) -> Span:
+        """Return this rank's part; parts differ by at most one where ranks do not divide."""
+        start, end = (total * rank // self.size for rank in (self.rank, self.rank + 1))
+        return Span(start, end - start, total)
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSplit:
     """The query heads of one rank and the KV heads that they read."""
 
-    num_heads: int
-    num_kv_heads: int
-    first_head: int
-    first_kv_head: int
+    heads: Span
+    kv_heads: Span
 
 
 def split_heads(num_heads: int, num_kv_heads: int, shard: Shard) -> HeadSplit:
@@ -68,17 +71,16 @@ def split_heads(num_heads: int, num_kv_heads: int, shard: Shard) -> HeadSplit:
     Raises:
         ConfigError: the heads cannot be dealt out evenly.
     """
-    num_mine = shard.split(num_heads, what="attention heads")
+    if num_heads % shard.size:
+        raise ConfigError(
+            f"the model's {num_heads} attention heads cannot be split over tensor_parallel_size"
+            f" {shard.size}; choose a size that divides {num_heads}"
+        )
     copies = max(1, shard.size // num_kv_heads)  # ranks that hold the same KV head
     if num_kv_heads * copies % shard.size:
         raise ConfigError(
             f"the model's {num_kv_heads} KV heads cannot be split over tensor_parallel_size"
             f" {shard.size}; choose a divisor or a multiple of {num_kv_heads}"
         )
-    num_kv_mine = num_kv_heads * copies // shard.size
-    return HeadSplit(
-        num_heads=num_mine,
-        num_kv_heads=num_kv_mine,
-        first_head=shard.rank * num_mine,
-        first_kv_head=shard.rank // copies * num_kv_mine,
-    )
+    kv_owner = Shard(shard.rank // copies, shard.size // copies)
+    return HeadSplit(heads=shard.span(num_heads), kv_heads=kv_owner.span(num_kv_heads))
