@@ -43,6 +43,11 @@ def test_links_lead_to_files(document):
     assert not [target for target in targets if not (document.parent / target).exists()]
 
 
+def test_documents_that_the_code_refers_to_exist():
+    named = {name for path in SOURCES for name in re.findall(r"docs/\w+\.md", path.read_text())}
+    assert not [name for name in sorted(named) if not (ROOT / name).exists()]
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_python_in_documents_compiles(document):
     for block in code_blocks(document.read_text(encoding="utf-8"), "python"):
