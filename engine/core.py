@@ -63,7 +63,9 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """True while there is something to plan, a result to wait for or an end to report."""
-        return bool(self.scheduler.has_unfinished_requests or self._launched or self._refused)
+        scheduler = self.scheduler
+        is_computing = scheduler.has_unfinished_requests or self._launched
+        return bool(is_computing or scheduler.has_untaken_ends or self._refused)
 
     def apply(self, messages: Sequence[CoreMessage]) -> None:
         """Take in what the front end sent, in order."""

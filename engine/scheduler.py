@@ -85,6 +85,11 @@ class Scheduler:
         return bool(self.requests)
 
     @property
+    def has_untaken_ends(self) -> bool:
+        """True while ``take_finished`` has a request to return."""
+        return bool(self._finished)
+
+    @property
     def oldest_launched(self) -> LaunchedStep:
         """The step whose result is applied next."""
         return self._launched[0]
