@@ -32,14 +32,15 @@ def filter_scores(
             found, is_final = _find_lowest(
                 scores[pending], limits[pending], top_p[pending], num_candidates=count
             )
-            lowest[pending] = lowest[pending].maximum(found)
-            pending = pending[~is_final.numpy()]
+            settled = pending[is_final]
+            lowest[settled] = lowest[settled].maximum(found[torch.from_numpy(is_final)])
+            pending = pending[~is_final]
     scores.masked_fill_(scores < lowest.unsqueeze(1), -torch.inf)
 
 
 def _find_lowest(
     scores: Tensor, limits: NDArray[np.int64], top_p: Float32Array, *, num_candidates: int
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, NDArray[np.bool_]]:
     """Return each row's lowest score that stays, and whether the candidates were enough for it.
 
     Probabilities are left unnormalised: ``total`` is what they add up to.
@@ -49,10 +50,13 @@ def _find_lowest(
     is_within = torch.arange(num_candidates) < limit
     weights = best.exp() * is_within
     is_all = limit <= num_candidates
-    total = torch.where(is_all, weights.sum(1, keepdim=True), scores.exp().sum(1, keepdim=True))
+    total = weights.sum(dim=1, keepdim=True)
+    if not is_all.all():
+        total = torch.where(is_all, total, scores.exp().sum(dim=1, keepdim=True))
     share = torch.from_numpy(np.where(top_p < 1, top_p, np.inf)).unsqueeze(1) * total
     reached = weights.cumsum(dim=1)
     num_kept = (is_within & (reached - weights < share)).sum(dim=1, keepdim=True).clamp(min=1)
     lowest = best.gather(1, num_kept - 1).squeeze(1)
-    is_final = (is_all | (reached[:, -1:] >= share)).squeeze(1)
-    return lowest, is_final
+    is_whole = limit == scores.shape[1]  # else ``total`` counts what top-k excludes
+    is_final = is_all | (is_whole & (reached[:, -1:] >= share))
+    return lowest, is_final.squeeze(1).numpy()

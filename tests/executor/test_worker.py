@@ -1,0 +1,61 @@
+"""Bringing up a device: what the engine is told of it, and what stops the start."""
+
+import pytest
+import torch
+
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError
+from octavo.executor.worker import create_runner, find_free_memory
+from tests.models.oracle import source_of
+
+
+def create(folder, *, load_format="safetensors", **settings):
+    config = EngineConfig(**{"num_gpu_blocks_override": 16, **settings})
+    return create_runner(config, source_of(folder, load_format, seed=config.seed))
+
+
+def test_the_engine_is_told_the_limits(tiny_spm):
+    info = create(tiny_spm, block_size=8, max_num_seqs=5).info
+    assert (info.num_blocks, info.block_size, info.num_rows) == (16, 8, 5)
+    assert (info.vocab_size, info.max_model_len) == (345, 512)
+
+
+def test_defaults_are_those_of_a_cpu(tiny_spm):
+    runner = create(tiny_spm, num_gpu_blocks_override=None)
+    assert runner.info.num_rows == 64
+    assert runner.info.num_blocks == 64 * 512 // 16
+    assert runner._backend.kv_pool.dtype == torch.float32
+
+
+def test_the_vocabulary_has_all_rows_of_the_head(tiny_padded_vocab):
+    assert create(tiny_padded_vocab).info.vocab_size == 345 + 37
+
+
+def test_a_shorter_length_is_taken_and_a_longer_one_refused(tiny_spm):
+    assert create(tiny_spm, max_model_len=64).info.max_model_len == 64
+    with pytest.raises(ConfigError, match=r"max_model_len is 513, but the model has 512 positions"):
+        create(tiny_spm, max_model_len=513)
+
+
+def test_a_device_that_is_not_supported_stops_the_start(tiny_spm):
+    with pytest.raises(ConfigError, match="device is cuda"):
+        create(tiny_spm, device="cuda")
+
+
+def test_weights_and_pool_have_the_type_that_was_asked_for(tiny_spm):
+    runner = create(tiny_spm, dtype="bfloat16")
+    assert runner._backend.kv_pool.dtype == torch.bfloat16
+    assert {p.dtype for p in runner._model.parameters()} == {torch.bfloat16}
+
+
+def test_block_keys_start_from_everything_that_the_kv_depends_on(tiny_spm):
+    same = create(tiny_spm).info.cache_namespace
+    assert create(tiny_spm, max_num_seqs=2).info.cache_namespace == same
+    others = [{"block_size": 8}, {"dtype": "bfloat16"}, {"load_format": "dummy"}]
+    others.append({"load_format": "dummy", "seed": 1})
+    keys = [create(tiny_spm, **settings).info.cache_namespace for settings in others]
+    assert len({same, *keys}) == 5
+
+
+def test_free_memory_is_measured():
+    assert find_free_memory() > 2**20
