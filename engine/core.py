@@ -19,6 +19,8 @@ from octavo.engine.messages import (
     CoreMessage,
     CoreOutputs,
     CoreStats,
+    ExplainRequest,
+    Explanation,
     FinishedRequest,
     FinishRequest,
     LogprobEntry,
@@ -27,6 +29,7 @@ from octavo.engine.messages import (
     pack_ids,
 )
 from octavo.engine.request import Request
+from octavo.engine.request_log import RequestLog
 from octavo.engine.scheduler import Scheduler, UpdatedStep
 from octavo.errors import InvalidRequestError
 from octavo.executor.step import Executor, PositionLogprobs, StepHandle, StepResult
@@ -58,6 +61,8 @@ class EngineCore:
         self._launched: deque[StepHandle] = deque()
         self._prompt_logprobs = PromptLogprobs()
         self._refused: list[FinishedRequest] = []
+        self._explanations: list[Explanation] = []
+        self._log = RequestLog(self.scheduler)
         self._num_steps = 0
 
     @property
@@ -65,7 +70,8 @@ class EngineCore:
         """True while there is something to plan, a result to wait for or an end to report."""
         scheduler = self.scheduler
         is_computing = scheduler.has_unfinished_requests or self._launched
-        return bool(is_computing or scheduler.has_untaken_ends or self._refused)
+        has_report = scheduler.has_untaken_ends or self._refused or self._explanations
+        return bool(is_computing or has_report)
 
     def apply(self, messages: Sequence[CoreMessage]) -> None:
         """Take in what the front end sent, in order."""
@@ -83,6 +89,9 @@ class EngineCore:
                     )
                 case ResetPrefixCache():
                     self.scheduler.reset_prefix_cache()
+                case ExplainRequest():
+                    known = self._log.explain(message.request_id)
+                    self._explanations.append(Explanation(message.ticket, known))
 
     def step(self) -> CoreOutputs | None:
         """Plan and launch one step and read at most one result; None when there is nothing to
@@ -102,6 +111,7 @@ class EngineCore:
         outputs.finished += self._refused
         self._refused = []
         outputs.finished += [self._final(request) for request in self.scheduler.take_finished()]
+        outputs.explanations, self._explanations = self._explanations, []
         return outputs.pack(self._clock(), self._stats(outputs)) if outputs else None
 
     def shutdown(self) -> None:
@@ -148,6 +158,8 @@ class EngineCore:
         for index, sampled in enumerate(updated.sampled):
             if sampled is None:
                 continue
+            if sampled.num_output_tokens == 1:
+                self._log.note_first_token(sampled, self._clock())
             outputs.numbers.append(sampled.number)
             outputs.token_ids.append(int(result.token_ids[index]))
             if index in result.logprobs:
@@ -159,6 +171,7 @@ class EngineCore:
     def _final(self, request: Request) -> FinishedRequest:
         assert request.finish_reason is not None
         self._prompt_logprobs.forget(request)
+        self._log.note_end(request, self._clock())
         return FinishedRequest(
             request.number,
             request.finish_reason,
@@ -170,9 +183,12 @@ class EngineCore:
     def _stats(self, outputs: "OutputColumns") -> CoreStats:
         pool = self.scheduler.block_manager.pool
         prefix = self.scheduler.block_manager.stats
+        oldest = next(iter(self.scheduler.waiting), None)
         return CoreStats(
             num_running=len(self.scheduler.running),
             num_waiting=len(self.scheduler.waiting),
+            oldest_waiting=oldest.number if oldest else None,
+            oldest_waiting_reason=oldest.wait_reason if oldest else None,
             num_blocks_used=pool.num_used,
             num_blocks_cached=pool.num_cached,
             num_blocks=pool.num_blocks,
@@ -187,10 +203,11 @@ class EngineCore:
 
     def _describe_stall(self) -> str:
         scheduler = self.scheduler
-        waiting = [(request.number, request.wait_reason) for request in scheduler.waiting.first(3)]
+        first = next(iter(scheduler.waiting), None)
+        reason = first and f", first {first!r}: {first.wait_reason}"
         return (
             f"nothing can be planned and nothing is awaited: {len(scheduler.running)} running, "
-            f"{len(scheduler.waiting)} waiting, first {waiting}"
+            f"{len(scheduler.waiting)} waiting{reason}"
         )
 
 
@@ -204,10 +221,11 @@ class OutputColumns:
     prompt_logprobs: dict[int, list[LogprobEntry]] = field(default_factory=dict)
     started: list[StartedRequest] = field(default_factory=list)
     finished: list[FinishedRequest] = field(default_factory=list)
+    explanations: list[Explanation] = field(default_factory=list)
     num_tokens_scheduled: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.numbers or self.started or self.finished)
+        return bool(self.numbers or self.started or self.finished or self.explanations)
 
     def pack(self, now_s: float, stats: CoreStats) -> CoreOutputs:
         """Make the message."""
@@ -218,6 +236,7 @@ class OutputColumns:
             prompt_logprobs=self.prompt_logprobs,
             started=self.started,
             finished=self.finished,
+            explanations=self.explanations,
             now_s=now_s,
             stats=stats,
         )

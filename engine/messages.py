@@ -64,7 +64,14 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
     """Drop every cached block that no request uses."""
 
 
-CoreMessage = AddRequest | AbortRequests | FinishRequest | ResetPrefixCache
+class ExplainRequest(msgspec.Struct, frozen=True, tag=True):
+    """Ask what is known of a client's request; the answer carries the same ``ticket``."""
+
+    request_id: str
+    ticket: int
+
+
+CoreMessage = AddRequest | AbortRequests | FinishRequest | ResetPrefixCache | ExplainRequest
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -112,11 +119,45 @@ class FinishedRequest(msgspec.Struct, frozen=True, array_like=True):
     num_retractions: int = 0
 
 
+class RequestExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the core knows of one request; times are of the core's monotonic clock."""
+
+    number: int
+    request_id: str
+    state: str
+    """A name of ``RequestStatus`` in small letters."""
+    place_in_queue: int | None
+    """How many requests are before it, while it waits."""
+    wait_reason: str | None
+    """Why the last plan that looked at it did not admit it, with the numbers."""
+    finish_reason: FinishReason | None
+    error: str | None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    num_computed_tokens: int
+    num_retractions: int
+    arrival_s: float
+    first_scheduled_s: float | None
+    first_token_s: float | None
+    ended_s: float | None
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """The answer to ``ExplainRequest``: one entry per child; none when the id is not known."""
+
+    ticket: int
+    requests: list[RequestExplanation]
+
+
 class CoreStats(msgspec.Struct, frozen=True, array_like=True):
     """Counters since start and gauges of now, as of one step."""
 
     num_running: int = 0
     num_waiting: int = 0
+    oldest_waiting: int | None = None
+    """Number of the request that is first in the queue's own order."""
+    oldest_waiting_reason: str | None = None
     num_blocks_used: int = 0
     num_blocks_cached: int = 0
     num_blocks: int = 0
@@ -147,6 +188,7 @@ class CoreOutputs(msgspec.Struct, frozen=True, tag=True):
     started: list[StartedRequest] = []
     finished: list[FinishedRequest] = []
     """A request may finish with or without a token in the same message; the token comes first."""
+    explanations: list[Explanation] = []
     now_s: float = 0.0
     stats: CoreStats = CoreStats()
 

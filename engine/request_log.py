@@ -1,0 +1,58 @@
+"""Core process: what can be told about a request, while it lives and for a while after its end."""
+
+from collections import deque
+
+from octavo.engine.messages import RequestExplanation
+from octavo.engine.request import Request, RequestStatus
+from octavo.engine.scheduler import Scheduler
+
+NUM_ENDED_KEPT = 1_000
+
+
+class RequestLog:
+    """Reads the living from the scheduler; owns times of events and the records of the ended."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._first_token_s: dict[int, float] = {}
+        self._ended: deque[RequestExplanation] = deque(maxlen=NUM_ENDED_KEPT)
+
+    def note_first_token(self, request: Request, now_s: float) -> None:
+        """Remember when a request got its first token."""
+        self._first_token_s[request.number] = now_s
+
+    def note_end(self, request: Request, now_s: float) -> None:
+        """Keep the record of a request that has just ended."""
+        self._ended.append(self._describe(request, ended_s=now_s))
+        self._first_token_s.pop(request.number, None)
+
+    def explain(self, request_id: str) -> list[RequestExplanation]:
+        """Tell all that is known of the requests with this id, the newest last."""
+        ended = [record for record in self._ended if record.request_id == request_id]
+        living = [
+            self._describe(request, ended_s=None)
+            for request in self._scheduler.requests.values()
+            if request.message.request_id == request_id
+        ]
+        return ended + living
+
+    def _describe(self, request: Request, *, ended_s: float | None) -> RequestExplanation:
+        is_waiting = request.status in (RequestStatus.WAITING, RequestStatus.RETRACTED)
+        return RequestExplanation(
+            number=request.number,
+            request_id=request.message.request_id,
+            state=request.status.name.lower(),
+            place_in_queue=self._scheduler.waiting.position(request) if is_waiting else None,
+            wait_reason=request.wait_reason if is_waiting else None,
+            finish_reason=request.finish_reason,
+            error=request.finish_error,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_output_tokens=request.num_output_tokens,
+            num_cached_tokens=request.num_cached_tokens,
+            num_computed_tokens=request.num_computed_tokens,
+            num_retractions=request.num_retractions,
+            arrival_s=request.arrival_s,
+            first_scheduled_s=request.first_scheduled_s,
+            first_token_s=self._first_token_s.get(request.number),
+            ended_s=ended_s,
+        )
