@@ -1,0 +1,105 @@
+"""Starts engines: the only place that picks an executor, and where open settings are resolved."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from octavo.config import DEVICE_DEFAULTS, EngineConfig, SchedulerConfig
+from octavo.engine.core import EngineCore
+from octavo.engine.core_client import InProcessClient
+from octavo.engine.journal import Journal
+from octavo.engine.llm_engine import LLMEngine
+from octavo.entrypoints.served_model import ServedModel
+from octavo.errors import ConfigError
+from octavo.executor.in_process import create_executor
+from octavo.executor.step import ExecutorInfo
+from octavo.models.source import ModelSource
+
+logger = logging.getLogger(__name__)
+
+SERVING_TOKEN_BUDGET = 8_192
+"""A server's step is kept shorter than an offline one: a decoding client waits for all of it."""
+
+
+def create_engine(config: EngineConfig, model: ServedModel) -> LLMEngine:
+    """Return a synchronous engine whose core runs in this process.
+
+    Raises:
+        ConfigError: a setting does not fit the model or this machine.
+    """
+    client = InProcessClient(create_core(resolve_config(config), model.source))
+    return LLMEngine(client, model.create_tracker(client.info))
+
+
+def resolve_config(config: EngineConfig, *, is_serving: bool = False) -> EngineConfig:
+    """Return the settings with everything decided that depends on the device."""
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    defaults = DEVICE_DEFAULTS[device]
+    token_budget = defaults["max_num_batched_tokens"]
+    if is_serving:
+        token_budget = min(token_budget, SERVING_TOKEN_BUDGET)
+    is_async = config.async_scheduling
+    return replace(
+        config,
+        device=device,
+        max_num_seqs=config.max_num_seqs or defaults["max_num_seqs"],
+        max_num_batched_tokens=config.max_num_batched_tokens or token_budget,
+        async_scheduling=device == "cuda" if is_async is None else is_async,
+    )
+
+
+def create_core(config: EngineConfig, source: ModelSource) -> EngineCore:
+    """Load the model and return the core that plans for it; ``config`` must be resolved.
+
+    Raises:
+        ConfigError: a setting does not fit the model or this machine.
+    """
+    executor = create_executor(config, source)
+    scheduler_config = create_scheduler_config(config, executor.info)
+    return EngineCore(
+        executor,
+        scheduler_config,
+        lag=1 if config.async_scheduling else 0,
+        journal=_open_journal(config, scheduler_config),
+    )
+
+
+def create_scheduler_config(config: EngineConfig, info: ExecutorInfo) -> SchedulerConfig:
+    """Combine resolved settings with what the executor measured."""
+    assert config.max_num_batched_tokens is not None, "the settings are not resolved"
+    # Each running request takes at least one token of a step.
+    max_num_seqs = min(info.num_rows, config.max_num_batched_tokens)
+    if max_num_seqs < info.num_rows:
+        logger.warning(
+            "max_num_seqs is %d instead of %d: a step has max_num_batched_tokens=%d",
+            max_num_seqs,
+            info.num_rows,
+            config.max_num_batched_tokens,
+        )
+    return SchedulerConfig(
+        num_blocks=info.num_blocks,
+        block_size=info.block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=info.max_model_len,
+        policy=config.scheduling_policy,
+        enable_prefix_caching=config.enable_prefix_caching,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        conservativeness=config.schedule_conservativeness,
+        min_deferral_tokens=config.min_deferral_tokens,
+    )
+
+
+def _open_journal(config: EngineConfig, scheduler_config: SchedulerConfig) -> Journal | None:
+    if config.journal is None:
+        return None
+    try:
+        return Journal(scheduler_config, sink=Path(config.journal).open("wb"))
+    except OSError as error:
+        raise ConfigError(
+            f"journal is {config.journal}, which cannot be written: {error}"
+        ) from error

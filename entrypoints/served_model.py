@@ -1,0 +1,112 @@
+"""What the front end knows of a model: its files, its tokenizer, its template and its defaults.
+
+No weights and no device: a server's API process has this, its engine-core process has the rest.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.config import EngineConfig, Environment
+from octavo.engine.chat import ChatTemplate, read_chat_template
+from octavo.engine.messages import CoreInfo
+from octavo.engine.request_factory import RequestDefaults
+from octavo.engine.request_tracker import RequestTracker
+from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.tokenizer_loader import load_tokenizer
+from octavo.errors import ConfigError, InvalidRequestError
+from octavo.models.config import GenerationConfig
+from octavo.models.loader import load_config, load_generation_config
+from octavo.models.source import ModelSource, resolve_source, resolve_tokenizer
+from octavo.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model as its callers see it."""
+
+    source: ModelSource
+    tokenizer: Tokenizer | None
+    """None takes and gives token ids alone."""
+    chat_template: ChatTemplate | None
+    """Renders chats, or says that the model has no template; None without a tokenizer."""
+    sampling_defaults: Mapping[str, Any]
+    """Fields of SamplingParams that differ from their own defaults unless a request sets them."""
+    request_defaults: RequestDefaults
+
+    def default_sampling_params(self) -> SamplingParams:
+        """Return new parameters with the model's defaults."""
+        return SamplingParams(**self.sampling_defaults)
+
+    def create_tracker(self, info: CoreInfo) -> RequestTracker:
+        """Return a tracker of requests to this model on the engine that ``info`` describes."""
+        return RequestTracker(self.tokenizer, info, self.request_defaults)
+
+
+def load_served_model(config: EngineConfig, environment: Environment) -> ServedModel:
+    """Find the model, downloading it if need be, and load everything but its weights.
+
+    Raises:
+        ConfigError: the model, its tokenizer, its template or its defaults cannot be used.
+    """
+    source = resolve_source(config, environment)
+    eos_ids = dict.fromkeys(load_config(source).eos_token_ids)
+    tokenizer = None
+    chat_template = None
+    if not config.skip_tokenizer_init:
+        tokenizer = load_tokenizer(resolve_tokenizer(config, source), environment.cache_dir)
+        chat_template = ChatTemplate(tokenizer, read_chat_template(config.chat_template))
+        if tokenizer.eos_id is not None:
+            eos_ids[tokenizer.eos_id] = None
+    return ServedModel(
+        source=source,
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        sampling_defaults=_choose_sampling_defaults(config, source),
+        request_defaults=RequestDefaults(
+            eos_ids=tuple(eos_ids),
+            seed=config.seed,
+            enable_prefix_caching=config.enable_prefix_caching,
+        ),
+    )
+
+
+def _choose_sampling_defaults(config: EngineConfig, source: ModelSource) -> dict[str, Any]:
+    match config.generation_config:
+        case "octavo" | "vllm":
+            return {}
+        case "auto":
+            return _read_sampling_defaults(load_generation_config(source), source.name)
+    raise ConfigError(
+        f"generation_config is {config.generation_config!r}; it must be auto, octavo or vllm"
+    )
+
+
+def _read_sampling_defaults(generation: GenerationConfig, model_name: str) -> dict[str, Any]:
+    fields = {
+        "temperature": generation.temperature,
+        "top_p": generation.top_p,
+        "top_k": generation.top_k,
+        "min_p": generation.min_p,
+        "repetition_penalty": generation.repetition_penalty,
+        "max_tokens": generation.max_new_tokens,
+    }
+    defaults = {name: value for name, value in fields.items() if value is not None}
+    try:
+        SamplingParams(**defaults)
+    except InvalidRequestError as error:
+        raise ConfigError(
+            f"generation_config.json of {model_name} cannot be used: {error}; start with"
+            " generation_config=octavo"
+        ) from error
+    if defaults:
+        # A warning: outputs are not those of the neutral values that a reader of the API expects.
+        logger.warning(
+            "sampling defaults are those of the model's generation_config.json: %s; a request's own"
+            " values win, and generation_config=octavo switches them off",
+            ", ".join(f"{name}={value}" for name, value in defaults.items()),
+        )
+    return defaults

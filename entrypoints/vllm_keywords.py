@@ -1,0 +1,91 @@
+"""Constructor keywords of vLLM's ``LLM``: those that Octavo has, and those that it can only refuse.
+
+A keyword of a feature that Octavo lacks is accepted at the value that switches the feature off, so
+that a script which spells its defaults out runs unchanged; any other value is an error.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError
+
+SETTINGS = tuple(field.name for field in fields(EngineConfig))
+
+NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
+    "allowed_local_media_path": ("",),
+    "allowed_media_domains": (None,),
+    "attention_config": (None,),
+    "code_revision": (None,),
+    "compilation_config": (None,),
+    "convert": ("auto",),
+    "cpu_offload_gb": (0,),
+    "data_parallel_size": (1,),
+    "disable_custom_all_reduce": (False, True),  # there is none to disable
+    "disable_log_stats": (True,),
+    "distributed_executor_backend": (None, "mp", "uni"),
+    "download_dir": (None,),
+    "enable_chunked_prefill": (None, True),
+    "enable_expert_parallel": (False,),
+    "enable_lora": (False,),
+    "enable_prompt_embeds": (False,),
+    "enable_return_routed_experts": (False,),
+    "enable_sleep_mode": (False,),
+    "enforce_eager": (False, True),  # every step is eager
+    "hf_overrides": (None, {}),
+    "kv_cache_dtype": ("auto",),
+    "kv_events_config": (None,),
+    "kv_transfer_config": (None,),
+    "limit_mm_per_prompt": (None, {}),
+    "logits_processors": (None, []),
+    "logprobs_mode": ("raw_logprobs",),
+    "mm_processor_kwargs": (None, {}),
+    "model_impl": ("auto",),
+    "offload_group_size": (0,),
+    "offload_num_in_group": (1,),
+    "offload_params": (None,),
+    "offload_prefetch_step": (1,),
+    "override_generation_config": (None, {}),
+    "pipeline_parallel_size": (1,),
+    "pooler_config": (None,),
+    "prefix_caching_hash_algo": ("sha256",),
+    "profiler_config": (None,),
+    "quantization": (None,),
+    "quantization_config": (None,),
+    "runner": ("auto", "generate"),
+    "served_model_name": (None,),
+    "speculative_config": (None,),
+    "structured_outputs_config": (None,),
+    "swap_space": (0,),
+    "tokenizer_mode": ("auto",),
+    "trust_remote_code": (False,),
+}
+
+
+def create_engine_config(keywords: Mapping[str, Any]) -> EngineConfig:
+    """Build the settings from keywords.
+
+    Raises:
+        TypeError: a keyword is neither ours nor vLLM's; the message names the nearest one.
+        ConfigError: a value is impossible, or asks for a feature that Octavo does not have.
+    """
+    settings = {}
+    for name, value in keywords.items():
+        if name in SETTINGS:
+            settings[name] = value
+        elif name not in NEUTRAL_VALUES:
+            raise TypeError(_describe_unknown(name))
+        elif value not in NEUTRAL_VALUES[name]:
+            raise ConfigError(
+                f"{name} is {value!r}, which Octavo does not support: leave it out, or give"
+                f" {NEUTRAL_VALUES[name][0]!r}"
+            )
+    return EngineConfig(**settings)
+
+
+def _describe_unknown(name: str) -> str:
+    near = difflib.get_close_matches(name, SETTINGS, n=1)
+    hint = f"; did you mean {near[0]}?" if near else "; docs/configuration.md lists them all"
+    return f"LLM has no keyword {name!r}{hint}"
