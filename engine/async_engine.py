@@ -179,7 +179,7 @@ class AsyncEngine:
             except EngineDeadError as death:
                 self._loop.call_soon_threadsafe(self._die, str(death))
                 return
-            except Exception as error:
+            except Exception as error:  # the thread's border: unreported, every stream would hang
                 logger.exception("a message of the engine core cannot be read")
                 self._loop.call_soon_threadsafe(self._die, f"unreadable message: {error!r}")
                 return

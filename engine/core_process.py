@@ -80,7 +80,7 @@ def run_core_process(create_core: Callable[[], Core], addresses: CoreAddresses) 
     except ConfigError as error:
         channel.send(CoreDied(str(error), is_config_error=True))
         raise SystemExit(1) from None
-    except Exception as error:
+    except Exception as error:  # the process's border: the API process is told why
         logger.exception("the engine core died")
         channel.send(CoreDied(f"{type(error).__name__}: {error}"))
         raise SystemExit(1) from None
