@@ -1,0 +1,55 @@
+"""The ``octavo`` command.
+
+Each sub-command is a module of this folder with ``add_arguments(parser)`` and ``run(args) -> int``.
+Only the one that is called is imported, so that help takes no time.
+"""
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from importlib import import_module
+
+from octavo import __version__
+from octavo.errors import ConfigError, InvalidRequestError, OctavoError
+
+COMMANDS = {
+    "generate": "complete prompts on this machine and print the text as it comes",
+}
+EXIT_REFUSED = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit status.
+
+    0 is success, 2 a mistake of the caller, 1 a failure of the engine, 130 Ctrl-C.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    args = _create_parser(chosen=arguments[0] if arguments else None).parse_args(arguments)
+    command = import_module(f"octavo.entrypoints.cli.{args.command}")
+    try:
+        status: int = command.run(args)
+    except (ConfigError, InvalidRequestError) as error:
+        return _fail(error, EXIT_REFUSED)
+    except OctavoError as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return status
+
+
+def _create_parser(chosen: str | None) -> ArgumentParser:
+    """Return the parser; of the commands, only the chosen one knows its arguments."""
+    parser = ArgumentParser(prog="octavo", description="Serve large language models.")
+    parser.add_argument("--version", action="version", version=f"octavo {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, description in COMMANDS.items():
+        command = commands.add_parser(name, help=description, description=description)
+        if name == chosen:
+            import_module(f"octavo.entrypoints.cli.{name}").add_arguments(command)
+    return parser
+
+
+def _fail(error: OctavoError, status: int) -> int:
+    print(f"octavo: {error}", file=sys.stderr)
+    return status
