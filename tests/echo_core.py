@@ -66,12 +66,9 @@ class EchoCore:
                     self._add(message)
                 case AbortRequests():
                     for number in message.numbers:
-                        self.running.pop(number, None)
+                        self._end(FinishedRequest(number, "abort"))
                 case FinishRequest():
-                    if self.running.pop(message.number, None):
-                        self._finished.append(
-                            FinishedRequest(message.number, "stop", message.stop_reason)
-                        )
+                    self._end(FinishedRequest(message.number, "stop", message.stop_reason))
 
     def step(self) -> CoreOutputs | None:
         if not self.has_work:
@@ -110,6 +107,10 @@ class EchoCore:
         self.running[request.number] = EchoRequest(request)
         self._started.append(StartedRequest(request.number, time.monotonic(), 0))
         self._num_prompt_tokens += len(request.prompt) // 4
+
+    def _end(self, report: FinishedRequest) -> None:
+        if self.running.pop(report.number, None):
+            self._finished.append(report)
 
     def _stats(self, num_tokens: int) -> CoreStats:
         return CoreStats(

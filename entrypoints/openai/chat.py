@@ -1,0 +1,58 @@
+"""POST /v1/chat/completions: JSON to a prompt and ``SamplingParams``."""
+
+from dataclasses import replace
+from functools import partial
+
+from fastapi import Request, Response
+
+from octavo.engine.chat import ChatOptions, ChatTemplate
+from octavo.engine.prompt import EncodedPrompt
+from octavo.entrypoints.openai.forms import ChatForm
+from octavo.entrypoints.openai.generation import Generation
+from octavo.entrypoints.openai.protocol import ChatCompletionRequest
+from octavo.entrypoints.openai.request_body import read_body
+from octavo.entrypoints.openai.service import Service
+from octavo.errors import InvalidRequestError
+
+
+class ChatEndpoint:
+    """Answers conversations with one service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def create(self, request: Request) -> Response:
+        """Answer one conversation.
+
+        Raises:
+            InvalidRequestError: the request cannot be served as written.
+            HttpError: there is no such model, or the server is ending.
+        """
+        body = await read_body(request, ChatCompletionRequest)
+        engine, model = self._service.engine, self._service.model
+        if model.tokenizer is None or model.chat_template is None:
+            raise InvalidRequestError("the engine runs without a tokenizer: use /v1/completions")
+        encode = partial(_encode, model.chat_template, body)
+        generation = Generation(
+            model_name=self._service.choose_model(body.model),
+            ignored_fields=body.check_fields(),
+            params=body.to_sampling_params(model.sampling_defaults),
+            prompt=await engine.run_off_loop(encode),
+            form=ChatForm(body.num_logprobs, model.tokenizer.token_bytes),
+            body=body,
+        )
+        return await generation.respond(engine, request.receive)
+
+
+def _encode(chat_template: ChatTemplate, body: ChatCompletionRequest) -> EncodedPrompt:
+    """Render and encode a conversation; slow enough to be kept off the event loop."""
+    is_continued = bool(body.continue_final_message)
+    is_prompted = (
+        not is_continued if body.add_generation_prompt is None else body.add_generation_prompt
+    )
+    options = ChatOptions(
+        add_generation_prompt=is_prompted,
+        continue_final_message=is_continued,
+        template_arguments=body.chat_template_kwargs or {},
+    )
+    return replace(chat_template.encode(body.messages, options), cache_salt=body.cache_salt)

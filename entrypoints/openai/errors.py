@@ -1,0 +1,103 @@
+"""Every failure as a response in OpenAI's form: ``{"error": {message, type, param, code}}``."""
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from octavo.errors import EngineDeadError, InvalidRequestError, OctavoError, QueueFullError
+
+ERROR_TYPES = {
+    400: "BadRequestError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    413: "RequestTooLargeError",
+    415: "UnsupportedMediaTypeError",
+    429: "RateLimitError",
+    500: "InternalServerError",
+    503: "ServiceUnavailableError",
+}
+CLIENT_CLOSED_REQUEST = 499
+"""Nobody reads this status: the client is gone. It is for the log."""
+
+
+class HttpError(OctavoError):
+    """Refuse a request with a status of its own."""
+
+    def __init__(self, status: int, message: str, *, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.parameter = parameter
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer every exception of a route with a JSON error."""
+    app.add_exception_handler(HttpError, _answer_http_error)
+    app.add_exception_handler(InvalidRequestError, _answer_invalid_request)
+    app.add_exception_handler(QueueFullError, _answer_queue_full)
+    app.add_exception_handler(EngineDeadError, _answer_engine_dead)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(ClientDisconnect, _answer_disconnect)
+    app.add_exception_handler(Exception, _answer_bug)
+
+
+def describe_error(status: int, message: str, *, parameter: str | None = None) -> dict[str, Any]:
+    """Return the body of an error."""
+    return {
+        "error": {
+            "message": message,
+            "type": ERROR_TYPES.get(status, "HTTPError"),
+            "param": parameter,
+            "code": status,
+        }
+    }
+
+
+def error_response(
+    status: int,
+    message: str,
+    *,
+    parameter: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    """Return a response that carries an error."""
+    body = msgspec.json.encode(describe_error(status, message, parameter=parameter))
+    return Response(body, status, headers, media_type="application/json")
+
+
+async def _answer_http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HttpError)
+    return error_response(error.status, error.message, parameter=error.parameter)
+
+
+async def _answer_invalid_request(_: Request, error: Exception) -> Response:
+    assert isinstance(error, InvalidRequestError)
+    return error_response(400, error.message, parameter=error.parameter)
+
+
+async def _answer_queue_full(_: Request, error: Exception) -> Response:
+    assert isinstance(error, QueueFullError)
+    retry_after = {"retry-after": str(max(1, round(error.retry_after_s)))}
+    return error_response(429, str(error), headers=retry_after)
+
+
+async def _answer_engine_dead(_: Request, error: Exception) -> Response:
+    return error_response(503, f"the engine has died: {error}")
+
+
+async def _answer_http_exception(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    return error_response(error.status_code, str(error.detail), headers=headers)
+
+
+async def _answer_disconnect(_: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+async def _answer_bug(_: Request, error: Exception) -> Response:
+    # The exception goes on to the HTTP server, which logs it.
+    return error_response(500, "the server made a mistake; its log says which")

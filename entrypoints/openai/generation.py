@@ -1,0 +1,94 @@
+"""One generation request from its admission to its response.
+
+Whatever can be refused is refused before the first byte, so a stream fails with the same status
+and body as a plain request.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+from uuid import uuid4
+
+import msgspec
+from fastapi import Response
+from starlette.types import Receive
+
+from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.prompt import Prompt
+from octavo.entrypoints.openai.errors import error_response
+from octavo.entrypoints.openai.forms import ResponseForm, Usage
+from octavo.entrypoints.openai.protocol import GenerationRequest
+from octavo.entrypoints.openai.streaming import ChunkWriter, EventStream, closed_on_disconnect
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+IGNORED_FIELDS_HEADER = "x-octavo-ignored-fields"
+MAX_HEADER_CHARACTERS = 1_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """A request that has been read and understood."""
+
+    body: GenerationRequest
+    prompt: Prompt
+    params: SamplingParams
+    form: ResponseForm
+    model_name: str
+    ignored_fields: Sequence[str]
+
+    async def respond(self, engine: AsyncEngine, receive: Receive) -> Response:
+        """Admit the request and return its response.
+
+        Raises what ``AsyncEngine.add`` raises.
+        """
+        stream = await engine.add(self.prompt, self.params, priority=self.body.priority or 0)
+        headers = self._report_ignored_fields()
+        if self.body.stream:
+            head = self._describe(self.form.chunk_object_name)
+            writer = ChunkWriter(head, self.form, has_usage=self.body.include_usage)
+            return EventStream(stream, writer, headers)
+        async with closed_on_disconnect(receive, stream):
+            output = await anext(stream)  # the only one: its kind is FINAL_ONLY
+        for answer in output.outputs:
+            if answer.finish_reason == "error":
+                status = 500 if engine.death is None else 503
+                return error_response(status, answer.error or "unknown error")
+        whole = self._describe(self.form.object_name) | self._describe_whole(output)
+        return Response(msgspec.json.encode(whole), headers=headers, media_type="application/json")
+
+    def _describe(self, object_name: str) -> dict[str, Any]:
+        return {
+            "id": f"{self.form.id_prefix}-{self.body.request_id or uuid4().hex}",
+            "object": object_name,
+            "created": int(time.time()),
+            "model": self.model_name,
+        }
+
+    def _describe_whole(self, output: RequestOutput) -> dict[str, Any]:
+        usage = Usage()
+        usage.add(output)
+        choices = [
+            {
+                "index": answer.index,
+                **self.form.content(answer.text),
+                "logprobs": self.form.logprobs(answer),
+                "finish_reason": answer.finish_reason,
+                "stop_reason": answer.stop_reason,
+            }
+            for answer in output.outputs
+        ]
+        return {"choices": choices, "usage": usage.describe()}
+
+    def _report_ignored_fields(self) -> dict[str, str]:
+        if not self.ignored_fields:
+            return {}
+        # The names come from the client: quoted, they cannot end a header or a line of the log.
+        names = ",".join(quote(name) for name in self.ignored_fields)[:MAX_HEADER_CHARACTERS]
+        logger.warning("a request has fields that are ignored: %s", names)
+        return {IGNORED_FIELDS_HEADER: names}

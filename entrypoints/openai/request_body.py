@@ -1,0 +1,51 @@
+"""Reads the JSON body of a request; whatever is wrong with it is the client's error, named."""
+
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+
+from octavo.entrypoints.openai.errors import HttpError
+from octavo.errors import InvalidRequestError
+
+Body = TypeVar("Body", bound=BaseModel)
+
+MAX_BODY_BYTES = 32 * 2**20
+MAX_SHOWN_INPUT = 80
+
+
+async def read_body(request: Request, body_type: type[Body]) -> Body:
+    """Return the validated body.
+
+    Raises:
+        InvalidRequestError: it is not JSON, or not what the endpoint takes.
+        HttpError: it is not sent as JSON (415) or is too large (413).
+    """
+    _check_content_type(request.headers.get("content-type", ""))
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > MAX_BODY_BYTES:
+            raise HttpError(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
+    try:
+        return body_type.model_validate_json(data)
+    except ValidationError as error:
+        raise _describe(error) from None
+
+
+def _check_content_type(content_type: str) -> None:
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise HttpError(
+            415, f"the content type is {media_type or 'missing'}; send application/json"
+        )
+
+
+def _describe(error: ValidationError) -> InvalidRequestError:
+    first: Any = error.errors(include_url=False, include_context=False)[0]
+    location = first["loc"]
+    if not location:
+        return InvalidRequestError(f"the body cannot be read: {first['msg']}")
+    shown = repr(first["input"])[:MAX_SHOWN_INPUT]
+    path = ".".join(map(str, location))
+    return InvalidRequestError(f"{path} is {shown}: {first['msg']}", parameter=str(location[0]))

@@ -1,0 +1,134 @@
+"""Runs the application: its socket, its signals, and the ways in which it ends."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from octavo.entrypoints.openai.app import create_app
+from octavo.entrypoints.openai.service import Service
+from octavo.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+EXIT_DELAY_S = 1.0
+"""After the engine's death: open streams get their error, and a health check sees 503."""
+GRACE_S = 5
+"""How long a client may take to read the end of its stream when the server ends."""
+
+
+class Server:
+    """Serves one engine until it is stopped or the engine dies.
+
+    ``stop`` ends it: open requests have ``shutdown_timeout_s`` to finish, then they are aborted.
+    A second ``stop`` calls ``kill``, which ends the core, and waits for nothing.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        shutdown_timeout_s: float = 0.0,
+        access_log: bool = False,
+        kill: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._service = service
+        self._engine = service.engine
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._kill = kill
+        self._status = 0
+        self._drain: asyncio.Task[None] | None = None
+        self._http = HttpServer(
+            uvicorn.Config(
+                create_app(service),
+                log_config=None,
+                access_log=access_log,
+                lifespan="off",
+                server_header=False,
+                timeout_graceful_shutdown=math.ceil(shutdown_timeout_s) + GRACE_S,
+            )
+        )
+
+    async def run(self, listener: socket.socket) -> int:
+        """Serve on a bound socket; return the exit status of the process."""
+        self._engine.start()
+        watch = asyncio.create_task(self._end_with_engine())
+        try:
+            await self._http.serve(sockets=[listener])
+        finally:
+            watch.cancel()
+            await self._engine.shutdown()
+        return self._status
+
+    @property
+    def is_stopping(self) -> bool:
+        """True once the server has been told to end."""
+        return self._drain is not None
+
+    def install_signal_handlers(self) -> None:
+        """Let SIGTERM and Ctrl-C stop the server; only on the main thread's event loop."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+
+    def stop(self) -> None:
+        """End; called again, end at once."""
+        if self.is_stopping:
+            logger.warning("ending at once")
+            self._status = 1
+            self._http.force_exit = True
+            self._kill()
+            return
+        logger.info("ending: %d requests are open", self._engine.num_open_requests)
+        self._service.is_draining = True
+        self._drain = asyncio.create_task(self._drain_requests())
+
+    async def _drain_requests(self) -> None:
+        self._http.should_exit = True  # no new connections; waits for the open ones
+        try:
+            async with asyncio.timeout(self._shutdown_timeout_s):
+                await self._engine.wait_until_idle()
+        except TimeoutError:
+            self._engine.abort_all()
+
+    async def _end_with_engine(self) -> None:
+        reason = await self._engine.wait_until_dead()
+        logger.critical("the engine died: %s", reason)
+        self._status = 1
+        await asyncio.sleep(EXIT_DELAY_S)
+        self._service.is_draining = True
+        self._http.should_exit = True
+
+
+class HttpServer(uvicorn.Server):
+    """A uvicorn server that leaves the process's signals alone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do nothing: ``Server`` decides what a signal means."""
+        yield
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that nobody can connect to before it listens; port 0 takes a free one.
+
+    Raises:
+        ConfigError: the address cannot be used.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot serve on {host} port {port}: {error.strerror}; choose others with --host and"
+            " --port"
+        ) from error
+    return listener

@@ -1,0 +1,38 @@
+"""What the routes of one server share."""
+
+import time
+from dataclasses import dataclass, field
+
+from octavo.engine.async_engine import AsyncEngine
+from octavo.entrypoints.openai.errors import HttpError
+from octavo.entrypoints.served_model import ServedModel
+
+
+@dataclass(slots=True, kw_only=True)
+class Service:
+    """One engine and the names under which it is served."""
+
+    engine: AsyncEngine
+    model: ServedModel
+    model_names: tuple[str, ...]
+    """Requests may use any; the first stands for them all in the metrics."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    is_draining: bool = False
+    """True when the server ends: what is open goes on, nothing new is admitted."""
+
+    def choose_model(self, name: str | None) -> str:
+        """Return the model that a request names, or the first if it names none.
+
+        Raises:
+            HttpError: there is no such model, or the server is ending.
+        """
+        if self.is_draining:
+            raise HttpError(503, "the server is shutting down")
+        if name is None:
+            return self.model_names[0]
+        if name not in self.model_names:
+            served = ", ".join(self.model_names)
+            raise HttpError(
+                404, f"model {name!r} does not exist; served here: {served}", parameter="model"
+            )
+        return name

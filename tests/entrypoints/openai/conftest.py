@@ -1,0 +1,155 @@
+"""A real server over a core that echoes prompts: HTTP as clients see it, without a model."""
+
+import asyncio
+import http.client
+import json
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.chat import ChatTemplate
+from octavo.engine.metrics import EngineMetrics
+from octavo.engine.request_factory import RequestDefaults
+from octavo.engine.tokenizer import Tokenizer
+from octavo.entrypoints.openai.server import Server, bind
+from octavo.entrypoints.openai.service import Service
+from octavo.entrypoints.served_model import ServedModel
+from octavo.models.source import ModelSource
+from octavo.sampling_params import SamplingParams
+from tests.checkpoints import build_tokenizer
+from tests.echo_core import EchoCore, ThreadClient
+
+TIMEOUT_S = 20
+
+
+@dataclass
+class Reply:
+    status: int
+    headers: http.client.HTTPMessage
+    data: bytes = field(repr=False)
+
+    @property
+    def json(self):
+        return json.loads(self.data, parse_constant=_refuse_constant)
+
+    @property
+    def events(self):
+        """The events of a stream, without the end mark that must be the last one."""
+        assert self.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in self.data.decode().split("\n\n") if line]
+        assert all(line.startswith("data: ") for line in lines)
+        assert lines[-1] == "data: [DONE]"
+        return [
+            json.loads(line.removeprefix("data: "), parse_constant=_refuse_constant)
+            for line in lines[:-1]
+        ]
+
+
+@dataclass
+class LiveServer:
+    port: int
+    service: Service
+    server: Server
+    loop: asyncio.AbstractEventLoop
+    core: EchoCore
+    thread: threading.Thread | None = None
+    status: int | None = None
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    def connect(self):
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
+
+    def get(self, path):
+        return self.request("GET", path)
+
+    def post(self, path, body, **headers):
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.request("POST", path, data, {"content-type": "application/json"} | headers)
+
+    def stop(self):
+        """Do what a signal does."""
+        self.loop.call_soon_threadsafe(self.server.stop)
+
+    def kill_core(self):
+        """Let the core die, and wait until the front end knows."""
+        engine = self.service.engine
+        crash = engine.add([5], SamplingParams(), request_id="crash")
+        asyncio.run_coroutine_threadsafe(crash, self.loop).result(TIMEOUT_S)
+        asyncio.run_coroutine_threadsafe(engine.wait_until_dead(), self.loop).result(TIMEOUT_S)
+
+    def metric(self, name):
+        """Read the sum of a metric's samples, over all labels."""
+        families = text_string_to_metric_families(self.get("/metrics").data.decode())
+        samples = [s.value for family in families for s in family.samples if s.name == name]
+        assert samples, name
+        return sum(samples)
+
+    def wait_for_metric(self, name, value):
+        """Poll until a metric has a value; nothing else is sent meanwhile."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while (found := self.metric(name)) != value:
+            assert time.monotonic() < deadline, f"{name} is {found}, not {value}"
+
+    def request(self, method, path, data=None, headers=None):
+        connection = self.connect()
+        try:
+            connection.request(method, path, data, headers or {})
+            response = connection.getresponse()
+            return Reply(response.status, response.headers, response.read())
+        finally:
+            connection.close()
+
+
+@contextmanager
+def running_server(core=None, *, chat_template=None, sampling_defaults=None, **options):
+    """Serve a core from a thread, and stop in the end."""
+    core = core or EchoCore()
+    client = ThreadClient(core)
+    tokenizer = Tokenizer(build_tokenizer())
+    model = ServedModel(
+        source=ModelSource(name="somewhere/tiny", path=Path("tiny"), load_format="dummy", seed=0),
+        tokenizer=tokenizer,
+        chat_template=ChatTemplate(tokenizer, chat_template),
+        sampling_defaults=sampling_defaults or {},
+        request_defaults=RequestDefaults(eos_ids=(2,)),
+    )
+    engine = AsyncEngine(client, model.create_tracker(core.info), EngineMetrics("tiny", core.info))
+    service = Service(engine=engine, model=model, model_names=("tiny", "alias"))
+    listener = bind("127.0.0.1", 0)
+    listener.listen()
+    server = Server(service, **options)
+    loop = asyncio.new_event_loop()
+    live = LiveServer(listener.getsockname()[1], service, server, loop, core)
+
+    def serve():
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            live.status = runner.run(server.run(listener))
+
+    live.thread = threading.Thread(target=serve)
+    live.thread.start()
+    try:
+        yield live
+    finally:
+        if live.status is None and not server.is_stopping:
+            live.stop()
+        live.thread.join(TIMEOUT_S)
+        assert not live.thread.is_alive(), "the server does not end"
+
+
+@pytest.fixture(scope="package")
+def server():
+    with running_server() as live:
+        yield live
+
+
+def _refuse_constant(name):
+    raise AssertionError(f"{name} is not JSON")

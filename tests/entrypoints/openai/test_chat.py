@@ -1,0 +1,107 @@
+"""POST /v1/chat/completions over HTTP; the core repeats the ids of the rendered conversation."""
+
+import pytest
+
+from tests.entrypoints.openai.conftest import running_server
+
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+def test_answer_has_the_documented_form(server):
+    reply = server.post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 9})
+    body = reply.json
+    assert reply.status == 200
+    assert body["id"].startswith("chatcmpl-")
+    assert body["object"] == "chat.completion"
+    (choice,) = body["choices"]
+    assert choice["message"]["role"] == "assistant"
+    assert choice["message"]["content"] == " [user]h"
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "length"
+    assert body["usage"]["prompt_tokens"] == 22  # one BOS: the template's
+
+
+def test_stream_starts_with_the_role_and_finishes_each_choice_once(server):
+    fields = {"messages": HELLO, "max_tokens": 30, "n": 2}
+    plain = server.post("/v1/chat/completions", fields).json
+    events = server.post("/v1/chat/completions", fields | {"stream": True}).events
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+    for index in range(2):
+        choices = [c for event in events for c in event["choices"] if c["index"] == index]
+        assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+        assert [c["finish_reason"] for c in choices[:-1]] == [None] * (len(choices) - 1)
+        assert choices[-1]["finish_reason"] == "length"
+        text = "".join(choice["delta"]["content"] for choice in choices)
+        assert text == plain["choices"][index]["message"]["content"]
+
+
+def test_without_a_limit_the_answer_fills_the_context(server):
+    usage = server.post("/v1/chat/completions", {"messages": HELLO}).json["usage"]
+    assert usage["total_tokens"] == 4096
+
+
+def test_newer_name_of_the_limit_wins(server):
+    fields = {"messages": HELLO, "max_tokens": 9, "max_completion_tokens": 2}
+    assert server.post("/v1/chat/completions", fields).json["usage"]["completion_tokens"] == 2
+
+
+def test_content_parts_are_the_same_prompt_as_a_string(server):
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    replies = [
+        server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 20}).json
+        for messages in (HELLO, parts)
+    ]
+    assert replies[0]["choices"] == replies[1]["choices"]
+    assert replies[0]["usage"] == replies[1]["usage"]
+
+
+def test_logprobs_list_tokens_with_their_bytes(server):
+    fields = {"messages": HELLO, "max_tokens": 3, "logprobs": True, "top_logprobs": 2}
+    plain = server.post("/v1/chat/completions", fields).json["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in plain] == ["<s>", " ", "["]
+    assert [entry["bytes"] for entry in plain] == [list(b"<s>"), list(b" "), list(b"[")]
+    assert [len(entry["top_logprobs"]) for entry in plain] == [2, 2, 2]
+
+    events = server.post("/v1/chat/completions", fields | {"stream": True}).events
+    parts = [e["choices"][0]["logprobs"] for e in events if e["choices"][0]["logprobs"]]
+    assert [entry for part in parts for entry in part["content"]] == plain
+
+
+def test_continued_message_is_not_closed(server):
+    messages = [*HELLO, {"role": "assistant", "content": "yes"}]
+    lengths = [
+        server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1, **fields}).json[
+            "usage"
+        ]["prompt_tokens"]
+        for fields in ({}, {"continue_final_message": True}, {"add_generation_prompt": False})
+    ]
+    assert lengths[1] < lengths[2] < lengths[0]
+
+
+def test_template_arguments_reach_the_template():
+    template = "{{ bos_token }}{{ flavour }}{{ messages[0]['content'] }}"
+    with running_server(chat_template=template) as server:
+        fields = {"messages": HELLO, "chat_template_kwargs": {"flavour": "abc"}, "max_tokens": 7}
+        body = server.post("/v1/chat/completions", fields).json
+    assert body["choices"][0]["message"]["content"] == " abchi"
+
+
+def test_words_of_the_template_reach_the_client():
+    template = "{{ raise_exception('only users may speak') }}"
+    with running_server(chat_template=template) as server:
+        reply = server.post("/v1/chat/completions", {"messages": HELLO})
+    assert reply.status == 400
+    assert "only users may speak" in reply.json["error"]["message"]
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 0.0}, {"max_tokens": 3}])
+def test_defaults_of_the_model_hold_unless_a_request_says_otherwise(fields):
+    with running_server(sampling_defaults=fields) as server:
+        default = server.post("/v1/chat/completions", {"messages": HELLO, "n": 2})
+        own = {"temperature": 1.0, "max_tokens": 5, "n": 2, "messages": HELLO}
+        chosen = server.post("/v1/chat/completions", own)
+    if "temperature" in fields:  # greedy answers would be equal: n is refused
+        assert default.status == 400
+    else:
+        assert default.json["usage"]["completion_tokens"] == 6
+    assert chosen.json["usage"]["completion_tokens"] == 10

@@ -1,0 +1,63 @@
+"""The GET routes, and the OpenAPI document."""
+
+import octavo
+from tests.entrypoints.openai.conftest import running_server
+
+
+def test_health_has_no_body_while_the_engine_lives(server):
+    reply = server.get("/health")
+    assert (reply.status, reply.data) == (200, b"")
+    assert server.get("/ready").status == 200
+
+
+def test_dead_engine_is_reported(caplog):
+    with running_server() as server:
+        server.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
+        server.kill_core()
+        replies = [server.get("/health"), server.get("/ready")]
+        refused = server.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
+    assert [reply.status for reply in [*replies, refused]] == [503, 503, 503]
+    assert refused.json["error"]["type"] == "ServiceUnavailableError"
+
+
+def test_stalled_engine_lives_but_is_not_ready(server, monkeypatch):
+    monkeypatch.setattr(type(server.service.engine), "stalled_s", 61.0)
+    assert server.get("/health").status == 200
+    assert "61 s" in server.get("/ready").json["error"]["message"]
+
+
+def test_version(server):
+    assert server.get("/version").json == {"version": octavo.__version__}
+
+
+def test_every_served_name_has_a_model_card(server):
+    body = server.get("/v1/models").json
+    assert body["object"] == "list"
+    assert [card["id"] for card in body["data"]] == ["tiny", "alias"]
+    for card in body["data"]:
+        assert card["max_model_len"] == 4096
+        assert card["root"] == "somewhere/tiny"
+        assert server.post("/v1/completions", {"model": card["id"], "prompt": "a"}).status == 200
+
+
+def test_metrics_are_prometheus_text(server):
+    reply = server.get("/metrics")
+    assert reply.headers["content-type"].startswith("text/plain")
+    assert 'vllm:num_requests_running{engine="0",model_name="tiny"}' in reply.data.decode()
+
+
+def test_requests_move_the_metrics(server):
+    names = ("generation_tokens_total", "prompt_tokens_total", "request_success_total")
+    before = [server.metric(f"vllm:{name}") for name in names]
+    server.post("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 4})
+    after = [server.metric(f"vllm:{name}") for name in names]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [4, 3, 1]
+
+
+def test_openapi_document_describes_the_bodies(server):
+    document = server.get("/openapi.json").json
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        content = document["paths"][path]["post"]["requestBody"]["content"]
+        schema = content["application/json"]["schema"]
+        assert "temperature" in schema["properties"]
+    assert "$defs" not in str(document)

@@ -1,0 +1,108 @@
+"""How a server begins and ends."""
+
+import socket
+import threading
+
+import pytest
+
+from octavo.entrypoints.openai.server import bind
+from octavo.errors import ConfigError
+from tests.echo_core import EchoCore
+from tests.entrypoints.openai.conftest import TIMEOUT_S, running_server
+
+SLOW = {"step_time_s": 0.005}
+
+
+def post_in_thread(server, path, body):
+    """Send a request from a thread; its reply is in the list when the thread has ended."""
+    replies = []
+    thread = threading.Thread(target=lambda: replies.append(server.post(path, body)))
+    thread.start()
+    return thread, replies
+
+
+def start_requests(server, max_tokens):
+    """Open a stream and a plain request; return a function that waits for both replies."""
+    body = {"prompt": "ab", "max_tokens": max_tokens}
+    started = [
+        post_in_thread(server, "/v1/completions", body | {"stream": stream})
+        for stream in (True, False)
+    ]
+    server.wait_for_metric("vllm:num_requests_running", 2)
+
+    def collect():
+        for thread, _ in started:
+            thread.join(TIMEOUT_S)
+        return [replies[0] for _, replies in started]
+
+    return collect
+
+
+def test_taken_port_is_a_config_error():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot serve on 127.0.0.1 port {port}"):
+            bind("127.0.0.1", port)
+
+
+def test_bound_port_refuses_until_the_server_listens():
+    with bind("127.0.0.1", 0) as listener, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(listener.getsockname())
+
+
+def test_stop_without_drain_time_aborts_what_is_open():
+    with running_server(EchoCore(**SLOW)) as server:
+        collect = start_requests(server, max_tokens=4000)
+        server.stop()
+        stream, plain = collect()
+    assert stream.events[-1]["choices"][0]["finish_reason"] == "abort"
+    assert plain.json["choices"][0]["finish_reason"] == "abort"
+    assert server.status == 0
+
+
+def test_stop_with_drain_time_lets_requests_finish_and_admits_none():
+    with running_server(EchoCore(**SLOW), shutdown_timeout_s=TIMEOUT_S) as server:
+        kept_alive = server.connect()
+        kept_alive.request("GET", "/health")
+        kept_alive.getresponse().read()
+        collect = start_requests(server, max_tokens=100)
+        server.stop()
+        stream, plain = collect()
+        with pytest.raises(OSError, match="refused"):
+            server.get("/health")
+        kept_alive.close()
+    assert stream.events[-1]["choices"][0]["finish_reason"] == "length"
+    assert plain.json["usage"]["completion_tokens"] == 100
+    assert server.status == 0
+
+
+def test_drain_time_is_bounded():
+    with running_server(EchoCore(**SLOW), shutdown_timeout_s=0.05) as server:
+        collect = start_requests(server, max_tokens=4000)
+        server.stop()
+        reasons = [reply.data.count(b'"abort"') for reply in collect()]
+    assert reasons == [1, 1]
+
+
+def test_second_stop_ends_at_once():
+    killed = []
+    options = {"shutdown_timeout_s": 1000.0, "kill": lambda: killed.append(True)}
+    with running_server(EchoCore(**SLOW), **options) as server:
+        start_requests(server, max_tokens=4000)
+        server.stop()
+        server.stop()
+    assert killed
+    assert server.status == 1
+
+
+def test_dying_engine_ends_requests_and_then_the_server():
+    with running_server(EchoCore(**SLOW)) as server:
+        collect = start_requests(server, max_tokens=4000)
+        server.kill_core()
+        stream, plain = collect()
+        assert server.get("/health").status == 503
+        server.thread.join(TIMEOUT_S)
+    assert stream.status == 200
+    assert stream.events[-1]["error"]["code"] == 500
+    assert (plain.status, plain.json["error"]["code"]) == (503, 503)
+    assert server.status == 1
