@@ -117,6 +117,7 @@ def parse_gguf_config(header: GGUFHeader) -> ModelConfig:
     hidden_size = fields.count("embedding_length")
     num_heads = fields.count("attention.head_count")
     num_layers = fields.count("block_count")
+    _find(header, f"blk.{num_layers - 1}.attn_q.weight")
     head_dim = fields.count("attention.key_length", default=hidden_size // num_heads)
     rope = _parse_rope(header, fields, head_dim)
     return ModelConfig(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import ModelLoadError
+from octavo.models.fields import Fields
 
 _SCALARS = {
     0: "B",
@@ -27,6 +28,7 @@ _SCALARS = {
 }
 _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
+_MAX_DIMS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def read_gguf_header(path: Path) -> GGUFHeader:
         raise ModelLoadError(f"cannot read {path}: {error.strerror}") from error
     except (struct.error, ValueError) as error:
         raise ModelLoadError(f"{path} is not a whole GGUF file: {error}") from error
-    if header.metadata.get("split.count", 1) > 1:
+    if Fields(header.metadata, origin=str(path)).count("split.count", default=1, low=0) > 1:
         raise ModelLoadError(f"{path} is one part of several; merge them with llama-gguf-split")
     return header
 
@@ -118,7 +120,7 @@ def _parse(path: Path, cursor: _Cursor) -> GGUFHeader:
         (kind,) = cursor.scalars("I")
         metadata[name] = cursor.value(kind)
     infos = [_parse_tensor(cursor) for _ in range(num_tensors)]
-    alignment = metadata.get("general.alignment", 32)
+    alignment = Fields(metadata, origin=str(path)).count("general.alignment", default=32)
     start = -(-cursor.position // alignment) * alignment
     tensors = {
         name: GGUFTensorInfo(name, shape, type_id, start + offset)
@@ -130,6 +132,8 @@ def _parse(path: Path, cursor: _Cursor) -> GGUFHeader:
 def _parse_tensor(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     name = cursor.text()
     (num_dims,) = cursor.scalars("I")
+    if not 1 <= num_dims <= _MAX_DIMS:
+        raise ValueError(f"tensor {name} has {num_dims} dimensions")
     shape = cursor.scalars(f"{num_dims}Q")
     type_id, offset = cursor.scalars("IQ")
     return name, shape[::-1], type_id, offset
