@@ -30,8 +30,9 @@ class OpenRequest:
         self._kind = submission.params.output_kind
         self.is_streamed = self._kind is not RequestOutputKind.FINAL_ONLY
         self._answers = answers
+        self._num_unfinished = len(answers)
         self._prompt_text = submission.prompt.text
-        self._prompt_token_ids = submission.prompt.token_ids.tolist()
+        self._prompt_token_ids: list[int] = submission.prompt.token_ids.tolist()
         self._num_cached_tokens = 0
 
     @property
@@ -42,7 +43,7 @@ class OpenRequest:
     @property
     def finished(self) -> bool:
         """True when every answer has ended."""
-        return all(answer.finished for answer in self._answers)
+        return self._num_unfinished == 0
 
     @property
     def has_news(self) -> bool:
@@ -63,6 +64,11 @@ class OpenRequest:
         if self.metrics.first_token_time is None:
             self.metrics.first_token_time = now_s
         self.metrics.last_token_time = now_s
+
+    def finish(self, answer: "Answer", finish: "Finish") -> None:
+        """End one of the answers."""
+        answer.finish(finish)
+        self._num_unfinished -= 1
 
     def take_output(self) -> RequestOutput:
         """Return what the client is owed, in the form that it asked for.

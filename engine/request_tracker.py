@@ -193,7 +193,7 @@ class RequestTracker:
         touched[request.request_id] = request
 
     def _finish(self, request: OpenRequest, answer: Answer, finish: Finish) -> None:
-        answer.finish(finish)
+        request.finish(answer, finish)
         del self._answers[answer.number]
         if request.finished:
             del self._requests[request.request_id]
