@@ -1,7 +1,7 @@
 """Reads what stands before the tensors of a GGUF file: metadata and tensor descriptions.
 
 Written here because start-up is a feature: the gguf package makes an array of every field, which
-takes seconds for a vocabulary. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+takes seconds for a vocabulary. The ggml repository describes the format.
 """
 
 import mmap
