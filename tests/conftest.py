@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+# Read when a kernel is defined, those of triton included: nothing may have imported it yet.
+os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"
+
 from octavo.config import Environment
 from octavo.errors import ConfigError
 from octavo.models.default_model import get_default_model
@@ -17,15 +20,11 @@ from tests.checkpoints import (
     tiny_config,
 )
 
-HAS_GPU = torch.cuda.is_available()
-if not HAS_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before any is imported
-
 
 def pytest_collection_modifyitems(items):
     """Skip tests that need a CUDA device where there is none."""
     for item in items:
-        if item.get_closest_marker("gpu") and not HAS_GPU:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 

@@ -1,0 +1,33 @@
+"""K and V of one layer as the kernels see them: strided views of the pool, whatever its layout."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PagedKV:
+    """K and V of one layer in all blocks.
+
+    Two views of one pool with equal strides; the elements of a head are contiguous. Any order of
+    blocks, layers, tokens and heads in memory can be expressed, and strides may exceed 2**31.
+    """
+
+    k: Tensor  # (num_blocks, block_size, num_kv_heads, head_dim)
+    v: Tensor  # (num_blocks, block_size, num_kv_heads, head_dim)
+
+    def __post_init__(self) -> None:
+        assert self.k.stride() == self.v.stride(), f"{self.k.stride()} != {self.v.stride()}"
+        assert self.k.stride(3) == 1, f"head elements are {self.k.stride(3)} apart"
+        assert self.block_size & (self.block_size - 1) == 0, f"block size {self.block_size}"
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in one block; a power of two."""
+        return self.k.shape[1]
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        """Elements from one block, token and head to the next."""
+        block, token, head, _ = self.k.stride()
+        return block, token, head

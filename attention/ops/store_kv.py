@@ -1,0 +1,162 @@
+"""Everything between the qkv projection and attention in one launch: q/k-norm, rotation, K/V store.
+
+One program takes as many heads of a token as there are KV heads, H: they are all of one kind::
+
+    qkv of a token   | q 0..H-1 | q H..2H-1 | ... | k 0..H-1 | v 0..H-1 |    group = query heads / H
+    program_id(1)         0           1              group     group + 1
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.attention.backend import AttentionInputs, AttentionLayer
+from octavo.attention.ops.paged_kv import PagedKV
+
+
+def store_kv(
+    layer: AttentionLayer, qkv: Tensor, *, inputs: AttentionInputs, cache: PagedKV
+) -> tuple[Tensor, Tensor]:
+    """Store k and v of all tokens of a step; return q and room for the step's output.
+
+    Both are (num_tokens, num_heads, head_dim). q and k are normalised where the layer has weights
+    for it, then rotated, in float32, rounded once. A token with a negative slot stores nothing and
+    its output is zero, so that no attention kernel has to care for it; the other rows of the output
+    are uninitialised.
+    """
+    num_tokens = qkv.shape[0]
+    assert qkv.stride(1) == 1, f"elements of qkv are {qkv.stride(1)} apart"
+    q = torch.empty(
+        (num_tokens, layer.num_heads, layer.head_dim), dtype=qkv.dtype, device=qkv.device
+    )
+    out = torch.empty_like(q)
+    group = layer.num_heads // layer.num_kv_heads
+    _store_kv_kernel[(num_tokens, group + 2)](
+        q,
+        out,
+        cache.k,
+        cache.v,
+        qkv,
+        layer.rotary,
+        layer.q_norm,
+        layer.k_norm,
+        inputs.positions,
+        inputs.slot_mapping,
+        layer.norm_eps,
+        qkv.stride(0),
+        *cache.strides,
+        NUM_KV_HEADS=layer.num_kv_heads,
+        HEADS_PAD=triton.next_power_of_2(layer.num_kv_heads),
+        GROUP=group,
+        HEAD_DIM=layer.head_dim,
+        HEAD_PAD=triton.next_power_of_2(layer.head_dim),
+        ROTARY_DIM=layer.rotary.shape[1],
+        BLOCK_SIZE=cache.block_size,
+        num_warps=4,
+    )
+    return q, out
+
+
+@triton.jit
+def _store_kv_kernel(
+    q_ptr,  # (num_tokens, GROUP * NUM_KV_HEADS, HEAD_DIM)
+    out_ptr,  # like q
+    k_cache_ptr,
+    v_cache_ptr,
+    qkv_ptr,  # (num_tokens, (GROUP + 2) * NUM_KV_HEADS * HEAD_DIM)
+    rotary_ptr,  # (max_positions, ROTARY_DIM) cos | sin
+    q_norm_ptr,  # (HEAD_DIM,) or None
+    k_norm_ptr,  # (HEAD_DIM,) or None
+    positions_ptr,
+    slots_ptr,
+    norm_eps,
+    stride_qkv,
+    stride_block,
+    stride_token,
+    stride_head,
+    NUM_KV_HEADS: tl.constexpr,
+    HEADS_PAD: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    slot = tl.load(slots_ptr + token)
+    heads = tl.arange(0, HEADS_PAD)
+    d = tl.arange(0, HEAD_PAD)
+    in_head = (heads < NUM_KV_HEADS)[:, None] & (d < HEAD_DIM)[None, :]
+    source = qkv_ptr + token * stride_qkv + (chunk * NUM_KV_HEADS + heads)[:, None] * HEAD_DIM
+    block = slot // BLOCK_SIZE
+    cached = block * stride_block + (slot % BLOCK_SIZE) * stride_token
+    cached = cached + heads[:, None] * stride_head + d[None, :]
+    if chunk < GROUP:
+        target = token * (GROUP * NUM_KV_HEADS * HEAD_DIM) + chunk * (NUM_KV_HEADS * HEAD_DIM)
+        target = target + heads[:, None] * HEAD_DIM + d[None, :]
+        if slot < 0:
+            tl.store(out_ptr + target, tl.zeros([HEADS_PAD, HEAD_PAD], tl.float32), mask=in_head)
+        position = tl.load(positions_ptr + token).to(tl.int64)
+        q = _norm_and_rotate(
+            source,
+            in_head,
+            q_norm_ptr,
+            norm_eps,
+            rotary_ptr + position * ROTARY_DIM,
+            d,
+            HEAD_DIM,
+            ROTARY_DIM,
+        )
+        tl.store(q_ptr + target, q, mask=in_head)
+    elif slot >= 0:
+        if chunk == GROUP:
+            position = tl.load(positions_ptr + token).to(tl.int64)
+            k = _norm_and_rotate(
+                source,
+                in_head,
+                k_norm_ptr,
+                norm_eps,
+                rotary_ptr + position * ROTARY_DIM,
+                d,
+                HEAD_DIM,
+                ROTARY_DIM,
+            )
+            tl.store(k_cache_ptr + cached, k, mask=in_head)
+        else:
+            v = tl.load(source + d[None, :], mask=in_head)
+            tl.store(v_cache_ptr + cached, v, mask=in_head)
+
+
+@triton.jit
+def _norm_and_rotate(
+    source,
+    in_head,
+    norm_ptr,
+    norm_eps,
+    angle_ptr,
+    d,
+    HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+):
+    """Return the heads at ``source``, normalised and rotated, in float32.
+
+    The rotation pairs element i with i + ROTARY_DIM / 2.
+    """
+    HALF: tl.constexpr = ROTARY_DIM // 2
+    rotated = d < ROTARY_DIM
+    partner = tl.where(d < HALF, d + HALF, d - HALF)
+    has_partner = in_head & rotated[None, :]
+    x = tl.load(source + d[None, :], mask=in_head, other=0.0).to(tl.float32)
+    y = tl.load(source + partner[None, :], mask=has_partner, other=0.0).to(tl.float32)
+    if norm_ptr is not None:
+        inverse_rms = tl.rsqrt(tl.sum(x * x, axis=1) / HEAD_DIM + norm_eps)
+        weight = tl.load(norm_ptr + d, mask=d < HEAD_DIM, other=0.0).to(tl.float32)
+        partner_weight = tl.load(norm_ptr + partner, mask=rotated, other=0.0).to(tl.float32)
+        x = x * inverse_rms[:, None] * weight[None, :]
+        y = y * inverse_rms[:, None] * partner_weight[None, :]
+    cos = tl.load(angle_ptr + d % HALF, mask=rotated, other=1.0)
+    sin = tl.load(angle_ptr + HALF + d % HALF, mask=rotated, other=0.0)
+    sin = tl.where(d < HALF, -sin, sin)
+    return x * cos[None, :] + y * sin[None, :]

@@ -1,0 +1,101 @@
+"""Paged attention in Triton: one store, then one launch for rows with one token and one for others.
+
+Nothing on the host depends on lengths, so that a captured graph serves any mix of them.
+"""
+
+import torch
+from torch import Tensor
+
+from octavo.attention.backend import AttentionInputs, AttentionLayer, KVCacheSpec
+from octavo.attention.ops.decode import decode
+from octavo.attention.ops.paged_kv import PagedKV
+from octavo.attention.ops.plan import (
+    DecodePlan,
+    DecodeWorkspace,
+    PrefillPlan,
+    plan_decode,
+    plan_prefill,
+)
+from octavo.attention.ops.prefill import prefill
+from octavo.attention.ops.store_kv import store_kv
+
+PROGRAMS_PER_MULTIPROCESSOR = 4
+"""Programs of the decode kernel side by side: 64 threads of 240 registers each."""
+
+
+class TritonBackend:
+    """Owns the KV pool and the workspace that the programs of a decode launch share.
+
+    The pool is (num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim), so that a block
+    moves with one copy. It is not initialised. All steps run on one stream.
+    """
+
+    def __init__(
+        self,
+        spec: KVCacheSpec,
+        num_blocks: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str = "cuda",
+    ) -> None:
+        head_shape = (spec.num_kv_heads, spec.head_dim)
+        shape = (num_blocks, spec.num_layers, 2, spec.block_size, *head_shape)
+        self.kv_pool = torch.empty(shape, dtype=dtype, device=device)
+        self._workspace = DecodeWorkspace.create(
+            spec.head_dim,
+            dtype,
+            num_programs=PROGRAMS_PER_MULTIPROCESSOR * _count_multiprocessors(self.kv_pool.device),
+            device=device,
+        )
+
+    def bind(self, inputs: AttentionInputs) -> "TritonAttention":
+        """Return the attention of one step."""
+        return TritonAttention(self.kv_pool, self._workspace, inputs)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy the K/V of all layers of one block."""
+        self.kv_pool[target].copy_(self.kv_pool[source])
+
+
+class TritonAttention:
+    """Attention of one step; the first layer that needs a plan makes it for all others."""
+
+    def __init__(
+        self, kv_pool: Tensor, workspace: DecodeWorkspace, inputs: AttentionInputs
+    ) -> None:
+        self._kv_pool = kv_pool
+        self._workspace = workspace
+        self._inputs = inputs
+        # With as many tokens as rows each row has one: no prefill launch, which would cost 1 us.
+        num_rows = inputs.context_lengths.shape[0]
+        self._has_prefills = inputs.positions.shape[0] > num_rows
+        self._decode_plans: dict[tuple[int, int | None], DecodePlan] = {}
+        self._prefill_plans: dict[int, PrefillPlan] = {}
+
+    def __call__(self, layer: AttentionLayer, qkv: Tensor) -> Tensor:
+        """Store k and v of all tokens, then attend."""
+        cache = PagedKV(self._kv_pool[:, layer.index, 0], self._kv_pool[:, layer.index, 1])
+        q, out = store_kv(layer, qkv, inputs=self._inputs, cache=cache)
+        decode(layer, q, cache=cache, plan=self._plan_decode(layer), out=out)
+        if self._has_prefills:
+            prefill(layer, q, cache=cache, plan=self._plan_prefill(layer), out=out)
+        return out.flatten(1)
+
+    def _plan_decode(self, layer: AttentionLayer) -> DecodePlan:
+        key = layer.num_kv_heads, layer.sliding_window
+        if key not in self._decode_plans:
+            self._decode_plans[key] = plan_decode(layer, self._inputs, workspace=self._workspace)
+        return self._decode_plans[key]
+
+    def _plan_prefill(self, layer: AttentionLayer) -> PrefillPlan:
+        group = layer.num_heads // layer.num_kv_heads
+        if group not in self._prefill_plans:
+            dtype = self._kv_pool.dtype
+            self._prefill_plans[group] = plan_prefill(layer, self._inputs, dtype=dtype)
+        return self._prefill_plans[group]
+
+
+def _count_multiprocessors(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return 1  # Triton's interpreter runs one program after the other
