@@ -44,6 +44,7 @@ class IpcClient:
         self._outbox.set_hwm(0)
         self._outbox.connect(addresses.to_core)
         self._inbox.bind(addresses.from_core)
+        self._is_ready = False
         self._send_lock, self._receive_lock = threading.Lock(), threading.Lock()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(CoreReply)
@@ -70,6 +71,7 @@ class IpcClient:
         reply = self._receive_reply()
         assert isinstance(reply, CoreInfo), f"the first reply of a core is {reply}"
         self.info = reply
+        self._is_ready = True
 
     def send(self, messages: Sequence[CoreMessage | Shutdown]) -> None:
         """Hand over messages; returns at once.
@@ -93,8 +95,11 @@ class IpcClient:
         return reply
 
     def shutdown(self) -> None:
-        """Stop the process, by force if it does not answer, and remove the sockets."""
-        if self._process.is_alive():
+        """Stop the process, by force if it does not answer, and remove the sockets.
+
+        May be called again, and from another thread than the one in ``receive``.
+        """
+        if self._is_ready and self._process.is_alive():
             self.send([Shutdown()])
             self._process.join(SHUTDOWN_TIMEOUT_S)
         self.kill()

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,8 +10,10 @@ import torch
 from octavo.config import DEVICE_DEFAULTS, EngineConfig, SchedulerConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.core_client import InProcessClient
+from octavo.engine.ipc_client import IpcClient
 from octavo.engine.journal import Journal
 from octavo.engine.llm_engine import LLMEngine
+from octavo.entrypoints.logs import configure_logging
 from octavo.entrypoints.served_model import ServedModel
 from octavo.errors import ConfigError
 from octavo.executor.in_process import create_executor
@@ -31,6 +34,21 @@ def create_engine(config: EngineConfig, model: ServedModel) -> LLMEngine:
     """
     client = InProcessClient(create_core(resolve_config(config), model.source))
     return LLMEngine(client, model.create_tracker(client.info))
+
+
+def start_core_process(config: EngineConfig, source: ModelSource) -> IpcClient:
+    """Start a process that loads the model and serves its core; returns before it is ready."""
+    return IpcClient(partial(create_served_core, config, source))
+
+
+def create_served_core(config: EngineConfig, source: ModelSource) -> EngineCore:
+    """Return the core of the engine-core process; runs there.
+
+    Raises:
+        ConfigError: a setting does not fit the model or this machine.
+    """
+    configure_logging()
+    return create_core(resolve_config(config, is_serving=True), source)
 
 
 def resolve_config(config: EngineConfig, *, is_serving: bool = False) -> EngineConfig:

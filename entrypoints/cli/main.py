@@ -13,6 +13,7 @@ from octavo import __version__
 from octavo.errors import ConfigError, InvalidRequestError, OctavoError
 
 COMMANDS = {
+    "serve": "serve a model over an OpenAI-compatible API",
     "generate": "complete prompts on this machine and print the text as it comes",
 }
 EXIT_REFUSED = 2

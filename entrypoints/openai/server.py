@@ -43,7 +43,9 @@ class Server:
         self._kill = kill
         self._status = 0
         self._drain: asyncio.Task[None] | None = None
+        self._address: tuple[str, int]
         self._http = HttpServer(
+            self._announce,
             uvicorn.Config(
                 create_app(service),
                 log_config=None,
@@ -51,11 +53,12 @@ class Server:
                 lifespan="off",
                 server_header=False,
                 timeout_graceful_shutdown=math.ceil(shutdown_timeout_s) + GRACE_S,
-            )
+            ),
         )
 
     async def run(self, listener: socket.socket) -> int:
         """Serve on a bound socket; return the exit status of the process."""
+        self._address = listener.getsockname()[:2]
         self._engine.start()
         watch = asyncio.create_task(self._end_with_engine())
         try:
@@ -88,6 +91,12 @@ class Server:
         self._service.is_draining = True
         self._drain = asyncio.create_task(self._drain_requests())
 
+    def _announce(self) -> None:
+        host, port = self._address
+        names = ", ".join(self._service.model_names)
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        logger.info("serving %s at %s", names, url)
+
     async def _drain_requests(self) -> None:
         self._http.should_exit = True  # no new connections; waits for the open ones
         try:
@@ -106,7 +115,16 @@ class Server:
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server that leaves the process's signals alone."""
+    """A uvicorn server that says when it listens and leaves the process's signals alone."""
+
+    def __init__(self, announce: Callable[[], None], config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        await super().startup(sockets)
+        self._announce()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
