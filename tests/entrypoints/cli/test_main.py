@@ -1,0 +1,88 @@
+import subprocess
+import sys
+
+import pytest
+
+import octavo
+from octavo.entrypoints.cli import main as cli
+from octavo.errors import ConfigError, EngineDeadError, InvalidRequestError
+
+
+class Command:
+    """Stands for a sub-command's module."""
+
+    def __init__(self, error=None):
+        self.error = error
+
+    def add_arguments(self, parser):
+        parser.add_argument("--size", type=int, default=0)
+
+    def run(self, args):
+        if self.error is not None:
+            raise self.error
+        return args.size
+
+
+@pytest.fixture
+def use_command(monkeypatch):
+    def use(command):
+        monkeypatch.setattr(cli, "COMMANDS", {"work": "does work"})
+        monkeypatch.setattr(cli, "import_module", lambda name: command)
+
+    return use
+
+
+def test_command_decides_the_exit_status(use_command):
+    use_command(Command())
+    assert cli.main(["work"]) == 0
+    assert cli.main(["work", "--size", "3"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ConfigError("block_size is 0"), 2),
+        (InvalidRequestError("prompt is empty"), 2),
+        (EngineDeadError("the core died"), 1),
+    ],
+)
+def test_error_is_one_sentence_and_an_exit_status(use_command, capsys, error, status):
+    use_command(Command(error))
+    assert cli.main(["work"]) == status
+    assert capsys.readouterr().err == f"octavo: {error}\n"
+
+
+def test_interrupt_ends_quietly(use_command, capsys):
+    use_command(Command(KeyboardInterrupt()))
+    assert cli.main(["work"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["nothing"], ["work", "--size", "x"]])
+def test_wrong_command_line_exits_with_2(use_command, arguments, capsys):
+    use_command(Command())
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert "usage: octavo" in capsys.readouterr().err
+
+
+def test_version_is_the_packages(capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"octavo {octavo.__version__}\n"
+
+
+@pytest.mark.parametrize("name", [None, "generate"])
+def test_help_loads_nothing_heavy(name):
+    arguments = ["--help"] if name is None else [name, "--help"]
+    code = (
+        "import sys\nfrom octavo.entrypoints.cli.main import main\n"
+        f"try:\n    main({arguments})\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "heavy = {'torch', 'transformers', 'tokenizers', 'numpy', 'fastapi'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "usage: octavo" in result.stdout

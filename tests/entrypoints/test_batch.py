@@ -1,0 +1,151 @@
+import signal
+import threading
+
+import pytest
+
+from octavo.engine.llm_engine import LLMEngine
+from octavo.engine.messages import AbortRequests
+from octavo.engine.request_tracker import RequestTracker
+from octavo.engine.tokenizer import Tokenizer
+from octavo.entrypoints.batch import BatchRequest, run_batch
+from octavo.entrypoints.interrupts import DeferredInterrupts
+from octavo.errors import BatchRefusedError, EngineDeadError, InvalidRequestError
+from octavo.sampling_params import RequestOutputKind, SamplingParams
+from tests.checkpoints import build_tokenizer
+from tests.engine.scripted_core import ScriptedClient
+
+TOKENIZER = Tokenizer(build_tokenizer())
+LETTERS = TOKENIZER.encode("\nabcdefghij", add_special_tokens=False)[-10:]
+
+
+def create_engine(client=None):
+    client = client or ScriptedClient(LETTERS)
+    return LLMEngine(client, RequestTracker(TOKENIZER, client.info)), client
+
+
+def request(prompt="z", **params):
+    params = {"max_tokens": 3, "output_kind": RequestOutputKind.FINAL_ONLY, **params}
+    return BatchRequest(prompt=prompt, params=SamplingParams(**params))
+
+
+def texts(outputs):
+    return [output and output.outputs[0].text for output in outputs]
+
+
+def run(engine, *requests, show_progress=False):
+    return run_batch(engine, requests, show_progress=show_progress)
+
+
+def test_outputs_come_in_the_order_of_the_prompts():
+    engine, _ = create_engine()
+    outputs = run(engine, request(max_tokens=3), request(max_tokens=1), request(max_tokens=2))
+    assert texts(outputs) == ["abc", "a", "ab"]
+
+
+def test_no_prompts_give_no_outputs():
+    engine, _ = create_engine()
+    assert run(engine) == []
+
+
+def test_others_run_when_some_are_refused():
+    engine, _ = create_engine()
+    refused = InvalidRequestError("no template", parameter="messages")
+    with pytest.raises(BatchRefusedError) as caught:
+        run(engine, request(), request([]), request(), request(refused))
+    assert texts(caught.value.outputs) == ["abc", None, "abc", None]
+    assert str(caught.value) == (
+        "2 of 4 prompts were refused: prompt 1: prompt_token_ids is empty; it must have at least"
+        " one; prompt 3: no template"
+    )
+    assert texts(run(engine, request())) == ["abc"]
+
+
+def test_only_prompt_is_refused_with_its_own_error():
+    engine, client = create_engine()
+    with pytest.raises(InvalidRequestError) as caught:
+        run(engine, request([5] * 64))
+    assert caught.value.parameter == "prompt"
+    assert client.sent == []
+
+
+def test_nothing_runs_when_all_are_refused():
+    engine, client = create_engine()
+    with pytest.raises(BatchRefusedError, match="2 of 2 prompts"):
+        run(engine, request([]), request([]))
+    assert client.sent == []
+
+
+class InterruptedClient(ScriptedClient):
+    """Gets Ctrl-C inside a step."""
+
+    def __init__(self, num_interrupts=1):
+        super().__init__(LETTERS)
+        self.num_interrupts = num_interrupts
+        self.num_steps = 0
+
+    def receive(self):
+        while self.num_interrupts:
+            self.num_interrupts -= 1
+            signal.raise_signal(signal.SIGINT)
+        self.num_steps += 1
+        return super().receive()
+
+
+def test_interrupt_waits_for_the_step_and_leaves_the_engine_usable():
+    engine, client = create_engine(InterruptedClient())
+    with pytest.raises(KeyboardInterrupt):
+        run(engine, request(), request())
+    assert client.sent[-1] == AbortRequests((0, 1))
+    assert client.num_steps == 2  # the one that was interrupted and the one that reports the ends
+    assert texts(run(engine, request())) == ["abc"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_second_interrupt_does_not_wait():
+    engine, client = create_engine(InterruptedClient(num_interrupts=2))
+    with pytest.raises(KeyboardInterrupt):
+        run(engine, request())
+    assert client.num_steps == 1  # only the one that reports the end
+
+
+def test_handler_of_the_application_stays_in_place():
+    calls = []
+    previous = signal.signal(signal.SIGINT, lambda number, frame: calls.append(number))
+    try:
+        engine, _ = create_engine(InterruptedClient())
+        assert texts(run(engine, request())) == ["abc"]
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert calls == [signal.SIGINT]
+
+
+def test_other_threads_are_left_alone():
+    installed = []
+
+    def use():
+        with DeferredInterrupts():
+            installed.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    assert installed == [signal.default_int_handler]
+
+
+def test_death_of_the_engine_reaches_the_caller():
+    engine, client = create_engine()
+    client.receive = lambda: client.fail()
+    client.fail = lambda: (_ for _ in ()).throw(EngineDeadError("the core died"))
+    with pytest.raises(EngineDeadError, match="the core died"):
+        run(engine, request())
+
+
+def test_progress_shows_requests_and_tokens_per_second(capsys):
+    engine, _ = create_engine()
+    run(engine, request(), request(), show_progress=True)
+    bar = capsys.readouterr().err
+    assert "2/2" in bar
+    assert "prompt tok/s" in bar
+    assert "output tok/s" in bar
+    run(engine, request())
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,68 @@
+import pytest
+import torch
+
+from octavo.config import EngineConfig
+from octavo.entrypoints.launch import create_core, create_scheduler_config, resolve_config
+from octavo.errors import ConfigError
+from octavo.executor.step import ExecutorInfo
+from octavo.models.source import ModelSource
+
+INFO = ExecutorInfo(
+    num_blocks=10, block_size=16, num_rows=8, vocab_size=345, max_model_len=128, cache_namespace=b""
+)
+
+
+def resolve(**settings):
+    return resolve_config(EngineConfig(**settings))
+
+
+def test_a_cpu_gets_small_steps_read_at_once():
+    config = resolve(device="cpu")
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == (64, 1024)
+    assert config.async_scheduling is False
+
+
+def test_a_gpu_gets_large_steps_and_overlap():
+    config = resolve(device="cuda")
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == (1024, 16_384)
+    assert config.async_scheduling is True
+
+
+def test_a_server_on_a_gpu_gets_shorter_steps():
+    serving = [
+        resolve_config(EngineConfig(device=device), is_serving=True).max_num_batched_tokens
+        for device in ("cuda", "cpu")
+    ]
+    assert serving == [8192, 1024]
+
+
+def test_what_the_user_says_is_kept():
+    config = resolve(
+        device="cuda", max_num_seqs=3, max_num_batched_tokens=40, async_scheduling=False
+    )
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == (3, 40)
+    assert config.async_scheduling is False
+
+
+def test_device_is_found():
+    assert resolve().device == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_scheduler_plans_with_what_the_executor_measured():
+    config = create_scheduler_config(resolve(device="cpu", schedule_conservativeness=0.5), INFO)
+    assert (config.num_blocks, config.block_size, config.max_num_seqs) == (10, 16, 8)
+    assert (config.max_model_len, config.max_tokens_per_request) == (128, 128)
+    assert config.conservativeness == 0.5
+
+
+def test_no_more_requests_run_than_a_step_has_tokens(caplog):
+    config = create_scheduler_config(resolve(device="cpu", max_num_batched_tokens=5), INFO)
+    assert config.max_num_seqs == 5
+    assert "max_num_seqs is 5 instead of 8" in caplog.text
+
+
+def test_journal_that_cannot_be_written_stops_the_start(tiny_spm, tmp_path):
+    config = resolve(device="cpu", num_gpu_blocks_override=4, journal=str(tmp_path))
+    source = ModelSource(name="tiny", path=tiny_spm, load_format="safetensors", seed=0)
+    with pytest.raises(ConfigError, match=f"journal is {tmp_path}"):
+        create_core(config, source)
