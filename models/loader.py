@@ -6,6 +6,7 @@ compared before anything is read, so a missing shard or a wrong shape costs no w
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -29,6 +30,7 @@ from octavo.models.layers.weights import CheckpointTensor
 from octavo.models.registry import get_builder
 from octavo.models.safetensors_checkpoint import SafetensorsCheckpoint
 from octavo.models.source import ModelSource
+from octavo.models.upload import write_all
 
 DUMMY_STD = 0.02
 
@@ -99,9 +101,9 @@ def load_model(
         case "dummy":
             _fill_randomly(model, seed=source.seed + shard.rank, device=device)
         case "gguf":
-            _fill(model, GGUFCheckpoint(read_gguf_header(source.path)))
+            _fill(model, GGUFCheckpoint(read_gguf_header(source.path)), device)
         case "safetensors":
-            _fill(model, SafetensorsCheckpoint(source.path))
+            _fill(model, SafetensorsCheckpoint(source.path), device)
     return model.eval()
 
 
@@ -117,14 +119,17 @@ def _defaults(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
         torch.set_default_dtype(previous)
 
 
-def _fill(model: CausalLM, checkpoint: Checkpoint) -> None:
+def _fill(model: CausalLM, checkpoint: Checkpoint, device: torch.device) -> None:
     wanted = {tensor.name: tensor for tensor in model.checkpoint_tensors()}
     shapes = checkpoint.shapes()
     _check_covered(model, list(wanted.values()))
     _check_matches(wanted, shapes, checkpoint.name, is_tied=model.config.tie_word_embeddings)
-    for name in shapes:
-        if name in wanted:
-            wanted[name].fill(checkpoint.read(name))
+
+    def read_part(tensor: CheckpointTensor) -> Tensor:
+        return tensor.part_of(checkpoint.read(tensor.name))
+
+    tensors = (wanted[name] for name in shapes if name in wanted)
+    write_all(((tensor.target, partial(read_part, tensor)) for tensor in tensors), device)
 
 
 def _check_covered(model: CausalLM, tensors: Sequence[CheckpointTensor]) -> None:

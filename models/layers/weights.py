@@ -20,9 +20,9 @@ class CheckpointTensor:
     dim: int = 0
     start: int = 0
 
-    def fill(self, whole: Tensor) -> None:
-        """Copy this rank's part of the checkpoint's tensor, changing type and device."""
-        self.target.copy_(whole.narrow(self.dim, self.start, self.target.shape[self.dim]))
+    def part_of(self, whole: Tensor) -> Tensor:
+        """Return the view of the checkpoint's tensor that belongs into ``target``."""
+        return whole.narrow(self.dim, self.start, self.target.shape[self.dim])
 
 
 def empty_parameter(*shape: int) -> nn.Parameter:

@@ -40,7 +40,7 @@ def fill(layer):
     """Fill a layer, or a shard of it, with weights that depend on the tensors' names alone."""
     for tensor in layer.checkpoint_tensors("layer"):
         generator = torch.Generator().manual_seed(sum(tensor.name.encode()))
-        tensor.fill(torch.randn(tensor.shape, generator=generator))
+        tensor.target.copy_(tensor.part_of(torch.randn(tensor.shape, generator=generator)))
     return layer
 
 
