@@ -1,0 +1,75 @@
+"""docs/server.md and docs/metrics.md say what the code does."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from octavo.entrypoints.openai.protocol import (
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    ChatCompletionRequest,
+    CompletionRequest,
+)
+from octavo.entrypoints.openai.request_body import MAX_BODY_BYTES
+
+DOCS = Path(__file__).parents[3] / "docs"
+SERVER = (DOCS / "server.md").read_text(encoding="utf-8")
+METRICS = (DOCS / "metrics.md").read_text(encoding="utf-8")
+ENDPOINTS = {"chat": ChatCompletionRequest, "completions": CompletionRequest}
+
+
+def read_table(text, heading):
+    """Return the rows of the first table after a heading, cells without backticks."""
+    section = text.split(f"\n{heading}\n", 1)[1]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    end = next((i for i, line in enumerate(lines) if i > 1 and line.startswith("|---")), None)
+    rows = lines[2 : end - 1 if end else None]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_every_supported_field_is_in_the_table():
+    rows = read_table(SERVER, "## Parameters")
+    for column, body_type in ((1, ChatCompletionRequest), (2, CompletionRequest)):
+        listed = {row[0].strip("`") for row in rows if row[column] == "yes"}
+        assert listed == set(body_type.model_fields)
+
+
+def test_every_refused_field_is_in_the_table_with_its_neutral_values():
+    rows = read_table(SERVER, "### Refused")
+    for column, body_type in ((1, ChatCompletionRequest), (2, CompletionRequest)):
+        listed = {row[0].strip("`"): row[3] for row in rows if row[column] == "yes"}
+        assert set(listed) == set(body_type.refused)
+        for name, values in body_type.refused.items():
+            assert all(f"`{json.dumps(value)}`" in listed[name] for value in values), name
+
+
+def test_no_field_is_both_supported_and_refused():
+    for body_type in ENDPOINTS.values():
+        assert not set(body_type.refused) & set(body_type.model_fields)
+
+
+def test_every_route_is_in_the_table(server):
+    rows = read_table(SERVER, "## Endpoints")
+    listed = {(row[0], path) for row in rows for path in re.findall(r"`(/[^`]*)`", row[1])}
+    paths = server.get("/openapi.json").json["paths"]
+    routes = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    documents = {("GET", path) for path in ("/docs", "/redoc", "/openapi.json")}
+    assert listed == routes | documents
+
+
+def test_limits_are_those_of_the_code():
+    assert f"at most {MAX_CHOICES}" in SERVER
+    assert SERVER.count(f"at most {MAX_LOGPROBS} ") + SERVER.count(f"at most {MAX_LOGPROBS};") == 2
+    assert f"{MAX_BODY_BYTES // 2**20} MiB" in SERVER
+
+
+@pytest.mark.parametrize("kind", ["gauge", "counter", "histogram"])
+def test_every_metric_is_documented_under_its_kind(server, kind):
+    section = METRICS.split(f"\n## {kind.capitalize()}s\n")[1].split("\n## ")[0]
+    families = text_string_to_metric_families(server.get("/metrics").data.decode())
+    suffix = "_total" if kind == "counter" else ""
+    exported = {family.name + suffix for family in families if family.type == kind}
+    assert set(re.findall(r"^\| `([^`]+)`", section, re.MULTILINE)) == exported
