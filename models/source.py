@@ -55,7 +55,7 @@ class ModelSource:
     """A model on this machine and how its weights are to be read."""
 
     name: str
-    """As the user wrote it; the default model's name if nothing was written."""
+    """As the user wrote it; if nothing was written, the default model's or its stand-in's."""
     path: Path
     """A folder with config.json, or a .gguf file."""
     load_format: Literal["safetensors", "gguf", "dummy"]
@@ -77,7 +77,8 @@ def resolve_source(
         ConfigError: there is no such model, it may not be had, or ``load_format`` contradicts it.
     """
     if config.model is None:
-        name, path = DEFAULT_MODEL.name, get_default_model(environment)
+        path = get_default_model(environment)
+        name = DEFAULT_MODEL.name if path.name == DEFAULT_MODEL.file_name else path.name
     else:
         weights = () if config.load_format == "dummy" else _WEIGHT_FILES
         files = (*_CONFIG_FILES, *_TOKENIZER_FILES, *weights)

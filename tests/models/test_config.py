@@ -68,6 +68,7 @@ def test_missing_shape_is_named(name):
         ("rope_scaling", {"type": "dynamic", "factor": 2.0}),
         ("rope_parameters", {"rope_type": "longrope"}),
         ("rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 0.5}),
+        ("rope_parameters", {"full_attention": {"rope_theta": 1e6}}),
         ("rope_parameters", "default"),
         ("dtype", "float8_e4m3fn"),
         ("num_hidden_layers", 0),

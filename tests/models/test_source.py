@@ -174,10 +174,18 @@ def test_tokenizer_of_another_model_comes_without_weights(hub, environment, tiny
     assert hub.calls[0][1]["revision"] == "v3"
 
 
-def test_variable_replaces_the_default_model(hub, tiny_spm, tmp_path):
-    environment = Environment(default_model=tiny_spm, cache_dir=tmp_path)
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct"),
+        ("other.gguf", "other.gguf"),
+    ],
+)
+def test_variable_replaces_the_default_model(file, name, hub, tmp_path):
+    (tmp_path / file).touch()
+    environment = Environment(default_model=tmp_path / file, cache_dir=tmp_path)
     source = resolve(hub, environment)
-    assert (source.name, source.path) == ("SmolLM2-135M-Instruct", tiny_spm)
+    assert (source.name, source.path) == (name, tmp_path / file)
 
 
 def test_variable_that_names_nothing_is_reported(hub, tmp_path):
