@@ -153,8 +153,12 @@ class EngineCore:
     def _collect(self, result: StepResult, updated: UpdatedStep, outputs: "OutputColumns") -> None:
         launched = updated.launched
         for index, entries in result.prompt_logprobs.items():
+            request = launched.requests[index]
+            # Ended before: nobody asks any more. Ended by this very step's token: the last chance.
+            if request.is_finished and not any(request is one for one in updated.sampled):
+                continue
             start = int(launched.step.num_computed_tokens[index])
-            self._prompt_logprobs.store(launched.requests[index], start, entries)
+            self._prompt_logprobs.store(request, start, entries)
         for index, sampled in enumerate(updated.sampled):
             if sampled is None:
                 continue
@@ -251,7 +255,7 @@ class PromptLogprobs:
 
     def store(self, request: Request, start: int, entries: Sequence[PositionLogprobs]) -> None:
         """Keep a chunk's entries; a retracted request may compute its prompt, or parts, again."""
-        if request.is_finished or request.number in self._sent:
+        if request.number in self._sent:
             return
         collected = self._entries.setdefault(request.number, [])
         collected[start : start + len(entries)] = [_pack_logprobs(entry) for entry in entries]

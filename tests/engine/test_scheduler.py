@@ -202,6 +202,18 @@ def test_requests_with_prompt_logprobs_read_nothing_from_the_cache():
 
 
 @pytest.mark.parametrize("lag", [0, 1])
+def test_prompt_logprobs_arrive_with_a_first_token_that_is_the_last(lag):
+    run = make_core(lag=lag, max_num_batched_tokens=8)
+    sampling = RowSampling(seed=0, num_prompt_logprobs=0)
+    run.core.apply([make_add(0, 20, sampling=sampling, max_tokens=1)])
+    entries = []
+    while run.core.has_work:
+        outputs = run.step()
+        entries += outputs.prompt_logprobs.get(0, []) if outputs else []
+    assert [entry.rank for entry in entries] == list(range(1, 20))
+
+
+@pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("budget", [5, 16, 64])
 def test_prompt_logprobs_arrive_once_and_whole_in_chunks_and_after_retraction(lag, budget):
     run = make_core(lag=lag, num_blocks=14, max_num_batched_tokens=budget, max_num_seqs=2)
