@@ -13,7 +13,10 @@ from octavo import __version__
 from octavo.errors import ConfigError, InvalidRequestError, OctavoError
 
 COMMANDS = {
+    "demo": "start a server with a small model and let four clients talk to it",
     "serve": "serve a model over an OpenAI-compatible API",
+    "chat": "talk to a running server",
+    "complete": "let a running server complete prompts",
     "generate": "complete prompts on this machine and print the text as it comes",
 }
 EXIT_REFUSED = 2

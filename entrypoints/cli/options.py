@@ -4,7 +4,8 @@ import argparse
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Iterable
 from dataclasses import fields
-from typing import Any, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from octavo.config import EngineConfig
 from octavo.sampling_params import SamplingParams
@@ -21,13 +22,22 @@ SAMPLING_HELP = {
     "frequency_penalty": "lower the logits of tokens for each time they were generated",
     "repetition_penalty": "weaken the logits of tokens in the prompt or the answer",
     "stop": "text that ends an answer; may be repeated",
-    "stop_token_ids": "token id that ends an answer; may be repeated",
+    "stop_token_ids": "token ids that end an answer",
     "bad_words": "text that is never generated; may be repeated",
     "ignore_eos": "go on after the model's own end",
     "include_stop_str_in_output": "keep the stop string in the answer",
     "skip_special_tokens": "leave special tokens out of the text",
 }
 """The sampling parameters that have an option, and its help. ``--seed`` is the engine's setting."""
+
+KIND_NAMES: dict[Any, str] = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "switch",
+    list[str]: "texts",
+    list[int]: "integers",
+}
 
 _Group = argparse._ArgumentGroup  # argparse has no public name for it
 
@@ -51,6 +61,13 @@ def add_sampling_options(parser: ArgumentParser) -> None:
         _add_option(group, name, hints[name], text)
 
 
+def get_value_type(hint: Any) -> Any:
+    """Return the type of a value that is given: of ``str | list[str] | None`` the list."""
+    members = get_args(hint) if get_origin(hint) in (UnionType, Union) else (hint,)
+    given = [member for member in members if member is not type(None)]
+    return next((member for member in given if get_origin(member) is list), given[0])
+
+
 def get_engine_settings(args: Namespace) -> dict[str, Any]:
     """Return the settings that the command line gives."""
     return _get_given(args, [field.name for field in fields(EngineConfig)])
@@ -67,21 +84,23 @@ def _add_option(
     """Add one option. It has no default of its own, so that what was not given can be told."""
     flag = "--" + name.replace("_", "-")
     text = text.replace("%", "%%")
-    kinds = set(get_args(hint) or (hint,)) - {type(None)}
-    if kinds == {bool}:
-        group.add_argument(flag, action=BooleanOptionalAction, default=SUPPRESS, help=text)
-    elif choices:
-        group.add_argument(flag, choices=choices, default=SUPPRESS, help=text)
-    elif any(get_args(kind) for kind in kinds):  # a list, here of texts or integers
-        (item,) = {item for kind in kinds for item in get_args(kind)}
-        metavar = item.__name__.upper()
-        group.add_argument(
-            flag, type=item, action="append", metavar=metavar, default=SUPPRESS, help=text
-        )
+    kind = get_value_type(hint)
+    form: dict[str, Any]
+    if choices:
+        form = {"choices": choices}
+    elif kind is bool:
+        form = {"action": BooleanOptionalAction}
+    elif kind == list[str]:
+        form = {"action": "append", "metavar": "TEXT"}
+    elif kind == list[int]:
+        form = {"type": _read_integers, "metavar": "INTEGER,..."}
     else:
-        (kind,) = kinds
-        metavar = kind.__name__.upper()
-        group.add_argument(flag, type=kind, metavar=metavar, default=SUPPRESS, help=text)
+        form = {"type": kind, "metavar": KIND_NAMES[kind].upper()}
+    group.add_argument(flag, default=SUPPRESS, help=text, **form)
+
+
+def _read_integers(text: str) -> list[int]:
+    return [int(item) for item in text.split(",")]
 
 
 def _get_given(args: Namespace, names: Iterable[str]) -> dict[str, Any]:

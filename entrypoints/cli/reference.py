@@ -5,9 +5,10 @@ Run ``python -m octavo.entrypoints.cli.reference > docs/configuration.md`` after
 
 from collections.abc import Iterator
 from dataclasses import Field, fields
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 from octavo.config import EngineConfig
+from octavo.entrypoints.cli.options import KIND_NAMES, get_value_type
 from octavo.entrypoints.vllm_keywords import NEUTRAL_VALUES
 
 HEADER = """\
@@ -42,7 +43,6 @@ Any other value is refused, because Octavo does not have what it asks for.
 | keyword | accepted |
 |---|---|
 """
-KINDS = {str: "text", int: "integer", float: "number", bool: "switch"}
 
 
 def render_configuration() -> str:
@@ -55,11 +55,8 @@ def render_configuration() -> str:
 
 def _render_setting(setting: Field[Any], hint: Any) -> str:
     choices = setting.metadata["choices"]
-    if choices:
-        values = ", ".join(f"`{choice}`" for choice in choices)
-    else:
-        (kind,) = set(get_args(hint) or (hint,)) - {type(None)}
-        values = KINDS[kind]
+    values = ", ".join(f"`{choice}`" for choice in choices)
+    values = values or KIND_NAMES[get_value_type(hint)]
     default = "" if setting.default is None else f"`{setting.default}`"
     return f"| `{setting.name}` | {default} | {values} | {setting.metadata['help']} |\n"
 

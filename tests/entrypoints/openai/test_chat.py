@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.entrypoints.openai.conftest import running_server
+from tests.live_server import create_echo_model, running_server
 
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -80,7 +80,7 @@ def test_continued_message_is_not_closed(server):
 
 def test_template_arguments_reach_the_template():
     template = "{{ bos_token }}{{ flavour }}{{ messages[0]['content'] }}"
-    with running_server(chat_template=template) as server:
+    with running_server(model=create_echo_model(chat_template=template)) as server:
         fields = {"messages": HELLO, "chat_template_kwargs": {"flavour": "abc"}, "max_tokens": 7}
         body = server.post("/v1/chat/completions", fields).json
     assert body["choices"][0]["message"]["content"] == " abchi"
@@ -88,7 +88,7 @@ def test_template_arguments_reach_the_template():
 
 def test_words_of_the_template_reach_the_client():
     template = "{{ raise_exception('only users may speak') }}"
-    with running_server(chat_template=template) as server:
+    with running_server(model=create_echo_model(chat_template=template)) as server:
         reply = server.post("/v1/chat/completions", {"messages": HELLO})
     assert reply.status == 400
     assert "only users may speak" in reply.json["error"]["message"]
@@ -96,7 +96,7 @@ def test_words_of_the_template_reach_the_client():
 
 @pytest.mark.parametrize("fields", [{"temperature": 0.0}, {"max_tokens": 3}])
 def test_defaults_of_the_model_hold_unless_a_request_says_otherwise(fields):
-    with running_server(sampling_defaults=fields) as server:
+    with running_server(model=create_echo_model(sampling_defaults=fields)) as server:
         default = server.post("/v1/chat/completions", {"messages": HELLO, "n": 2})
         own = {"temperature": 1.0, "max_tokens": 5, "n": 2, "messages": HELLO}
         chosen = server.post("/v1/chat/completions", own)

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from tests.echo_core import EchoCore
-from tests.entrypoints.openai.conftest import TIMEOUT_S, running_server
+from tests.live_server import TIMEOUT_S, running_server
 
 LONG = {"max_tokens": 4000}
 CASES = [

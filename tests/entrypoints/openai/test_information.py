@@ -1,7 +1,7 @@
 """The GET routes, and the OpenAPI document."""
 
 import octavo
-from tests.entrypoints.openai.conftest import running_server
+from tests.live_server import running_server
 
 
 def test_health_has_no_body_while_the_engine_lives(server):

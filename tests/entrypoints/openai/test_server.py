@@ -8,7 +8,7 @@ import pytest
 from octavo.entrypoints.openai.server import bind
 from octavo.errors import ConfigError
 from tests.echo_core import EchoCore
-from tests.entrypoints.openai.conftest import TIMEOUT_S, running_server
+from tests.live_server import TIMEOUT_S, running_server
 
 SLOW = {"step_time_s": 0.005}
 

@@ -1,4 +1,4 @@
-"""A real server over a core that echoes prompts: HTTP as clients see it, without a model."""
+"""A real server in a thread: HTTP as clients see it, over a core that echoes or a whole engine."""
 
 import asyncio
 import http.client
@@ -9,17 +9,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from octavo.config import EngineConfig, Environment
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.chat import ChatTemplate
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request_factory import RequestDefaults
 from octavo.engine.tokenizer import Tokenizer
+from octavo.entrypoints.launch import create_core, resolve_config
 from octavo.entrypoints.openai.server import Server, bind
 from octavo.entrypoints.openai.service import Service
-from octavo.entrypoints.served_model import ServedModel
+from octavo.entrypoints.served_model import ServedModel, load_served_model
 from octavo.models.source import ModelSource
 from octavo.sampling_params import SamplingParams
 from tests.checkpoints import build_tokenizer
@@ -109,20 +110,36 @@ class LiveServer:
             connection.close()
 
 
-@contextmanager
-def running_server(core=None, *, chat_template=None, sampling_defaults=None, **options):
-    """Serve a core from a thread, and stop in the end."""
-    core = core or EchoCore()
-    client = ThreadClient(core)
+def create_echo_model(*, chat_template=None, sampling_defaults=None):
+    """Return the model that an EchoCore stands for."""
     tokenizer = Tokenizer(build_tokenizer())
-    model = ServedModel(
+    return ServedModel(
         source=ModelSource(name="somewhere/tiny", path=Path("tiny"), load_format="dummy", seed=0),
         tokenizer=tokenizer,
         chat_template=ChatTemplate(tokenizer, chat_template),
         sampling_defaults=sampling_defaults or {},
         request_defaults=RequestDefaults(eos_ids=(2,)),
     )
-    engine = AsyncEngine(client, model.create_tracker(core.info), EngineMetrics("tiny", core.info))
+
+
+@contextmanager
+def running_checkpoint(path, **settings):
+    """Serve a checkpoint with the whole engine in this process."""
+    config = EngineConfig(model=str(path), device="cpu", num_gpu_blocks_override=256, **settings)
+    model = load_served_model(config, Environment.read())
+    core = create_core(resolve_config(config, is_serving=True), model.source)
+    with running_server(core, model=model) as live:
+        yield live
+
+
+@contextmanager
+def running_server(core=None, *, client=None, model=None, **options):
+    """Serve a core from a thread, and stop in the end."""
+    model = model or create_echo_model()
+    core = core or EchoCore()
+    client = client or ThreadClient(core)
+    metrics = EngineMetrics("tiny", client.info)
+    engine = AsyncEngine(client, model.create_tracker(client.info), metrics)
     service = Service(engine=engine, model=model, model_names=("tiny", "alias"))
     listener = bind("127.0.0.1", 0)
     listener.listen()
@@ -143,12 +160,6 @@ def running_server(core=None, *, chat_template=None, sampling_defaults=None, **o
             live.stop()
         live.thread.join(TIMEOUT_S)
         assert not live.thread.is_alive(), "the server does not end"
-
-
-@pytest.fixture(scope="package")
-def server():
-    with running_server() as live:
-        yield live
 
 
 def _refuse_constant(name):
