@@ -1,5 +1,4 @@
-"""No process of its own: feeds a journal to a fresh scheduler, which must take identical decisions.
-"""
+"""No process of its own: feeds a journal to a fresh scheduler, which must decide the same."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -86,7 +86,7 @@ def _choose_sampling_defaults(config: EngineConfig, source: ModelSource) -> dict
 
 
 def _read_sampling_defaults(generation: GenerationConfig, model_name: str) -> dict[str, Any]:
-    fields = {
+    fields: dict[str, Any] = {
         "temperature": generation.temperature,
         "top_p": generation.top_p,
         "top_k": generation.top_k,
