@@ -1,0 +1,53 @@
+"""What the sampling kernels share: reading a row of logits, and keeping the best of it.
+
+A row's logits are what the model computed, in its type, or, for a row with edits, a float32 copy
+that ``apply_edits`` made. A kernel reads either through one masked pair of loads; the masked-off
+one moves nothing.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+MAX_INT = tl.constexpr(2**31 - 1)
+
+# Splits of a row leave one record of four words each; what is in it depends on the launch.
+PARTIAL_WORDS = tl.constexpr(4)
+MAX_SPLITS = tl.constexpr(128)
+
+
+@triton.jit
+def load_logits(logits_ptr, edited_ptr, is_edited, places, size):
+    """Return float32 logits of a row, -inf from ``size`` on; ``edited_ptr`` may be None."""
+    if edited_ptr is None:
+        x = tl.load(logits_ptr + places, mask=places < size, other=-float("inf")).to(tl.float32)
+    else:
+        is_plain = places < tl.where(is_edited, 0, size)
+        is_edited = places < tl.where(is_edited, size, 0)
+        plain = tl.load(logits_ptr + places, mask=is_plain, other=-float("inf")).to(tl.float32)
+        edited = tl.load(edited_ptr + places, mask=is_edited, other=-float("inf"))
+        x = tl.where(is_edited, edited, plain)
+    return x
+
+
+@triton.jit
+def take_best(values, ids, best, best_id):
+    """Return the larger of ``best`` and the maximum of ``values``, and its id.
+
+    Of equal values the lowest id wins, but never over ``best``. A NaN anywhere makes the best NaN,
+    for good.
+    """
+    maximum = tl.max(values)
+    first = tl.min(tl.where(values == maximum, ids, MAX_INT))
+    is_better = maximum > best
+    best_id = tl.where(is_better, first, best_id)
+    best = tl.where(is_better, maximum, best)
+    has_nan = tl.max((values != values).to(tl.int32)) > 0
+    return tl.where(has_nan, float("nan"), best), best_id
+
+
+@triton.jit
+def sort_key(x):
+    """Return int32 that orders as float32 does; -0.0 equals 0.0."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
