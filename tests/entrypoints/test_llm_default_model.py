@@ -1,0 +1,69 @@
+"""The offline class with the default model, a real one."""
+
+import pytest
+
+from octavo import LLM, InvalidRequestError, SamplingParams
+from tests.entrypoints.offline import GREEDY, generate
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2):
+    with LLM(str(smollm2), max_model_len=512, num_gpu_blocks_override=64) as llm:
+        yield llm
+
+
+def run(llm, prompt, params):
+    """Return the texts of one prompt under several parameters, run together."""
+    outputs = llm.generate([prompt] * len(params), params, use_tqdm=False)
+    return [output.outputs[0].text for output in outputs]
+
+
+def test_tiny_temperatures_are_greedy(llm):
+    params = [
+        SamplingParams(temperature=temperature, top_p=1e-4, seed=seed, max_tokens=6)
+        for temperature in (1e-4, 1e-6, 1e-30)
+        for seed in (1, 2)
+    ]
+    assert set(run(llm, "1, 2, 3, 4, 5,", params)) == {" 6, 7,"}
+
+
+def test_only_repetition_penalty_counts_the_prompt(llm):
+    penalties = ({}, {"frequency_penalty": 2.0}, {"presence_penalty": 2.0})
+    params = [
+        SamplingParams(temperature=0, max_tokens=1, **penalty)
+        for penalty in (*penalties, {"repetition_penalty": 2.0})
+    ]
+    for _ in range(2):  # the second time the prompt is cached
+        assert run(llm, "1, 2, 3, 4, 5, 6, 7, 8, 9,", params) == [" ", " ", " ", " and"]
+
+
+def test_text_stops_at_a_string_of_several_tokens_and_never_in_the_prompt(llm):
+    params = [
+        SamplingParams(temperature=0, max_tokens=12, stop=["8, 9"]),
+        SamplingParams(temperature=0, max_tokens=6, stop=["5,"]),
+    ]
+    assert run(llm, "1, 2, 3, 4, 5,", params) == [" 6, 7, ", " 6, 7,"]
+
+
+def test_content_may_be_text_or_parts(llm):
+    question = "What is the capital of France?"
+    parts = [{"type": "text", "text": question}]
+    chats = [[{"role": "user", "content": content}] for content in (question, parts)]
+    outputs = llm.chat(chats, GREEDY, use_tqdm=False)
+    assert [len(output.prompt_token_ids) for output in outputs] == [37, 37]
+    assert {output.outputs[0].text for output in outputs} == {"The capital of France is Paris."}
+
+
+def test_end_token_waits_for_min_tokens(llm):
+    for min_tokens, num_tokens in ((4, 5), (0, 1)):
+        answer = generate(
+            llm, "Hello, my name is", logit_bias={2: 100.0}, min_tokens=min_tokens, max_tokens=8
+        )
+        assert len(answer.token_ids) == num_tokens
+
+
+@pytest.mark.parametrize("prompt", ["", {"prompt": ""}])
+def test_empty_prompt_has_nothing_to_continue(llm, prompt):
+    with pytest.raises(InvalidRequestError, match="prompt is empty"):
+        llm.generate(prompt, GREEDY)
+    assert generate(llm, "Hello", max_tokens=1).token_ids
