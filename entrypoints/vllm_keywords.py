@@ -5,9 +5,12 @@ that a script which spells its defaults out runs unchanged; any other value is a
 """
 
 import difflib
+import os
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_type_hints
+
+import msgspec
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
@@ -33,7 +36,6 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "enable_prompt_embeds": (False,),
     "enable_return_routed_experts": (False,),
     "enable_sleep_mode": (False,),
-    "enforce_eager": (False, True),  # every step is eager
     "hf_overrides": (None, {}),
     "kv_cache_dtype": ("auto",),
     "kv_events_config": (None,),
@@ -72,9 +74,10 @@ def create_engine_config(keywords: Mapping[str, Any]) -> EngineConfig:
         ConfigError: a value is impossible, or asks for a feature that Octavo does not have.
     """
     settings = {}
+    hints = get_type_hints(EngineConfig)
     for name, value in keywords.items():
         if name in SETTINGS:
-            settings[name] = value
+            settings[name] = _convert(name, value, hints[name])
         elif name not in NEUTRAL_VALUES:
             raise TypeError(_describe_unknown(name))
         elif value not in NEUTRAL_VALUES[name]:
@@ -83,6 +86,16 @@ def create_engine_config(keywords: Mapping[str, Any]) -> EngineConfig:
                 f" {NEUTRAL_VALUES[name][0]!r}"
             )
     return EngineConfig(**settings)
+
+
+def _convert(name: str, value: Any, hint: Any) -> Any:
+    """Return a value of the setting's type; a path is as good as its text."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{name} is {value!r}: {error}") from error
 
 
 def _describe_unknown(name: str) -> str:

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from octavo.entrypoints.vllm_keywords import NEUTRAL_VALUES, SETTINGS, create_engine_config
@@ -7,6 +9,24 @@ from octavo.errors import ConfigError
 def test_settings_pass_under_their_own_names():
     config = create_engine_config({"model": "m", "block_size": 32, "tensor_parallel_size": 1})
     assert (config.model, config.block_size) == ("m", 32)
+
+
+def test_path_is_as_good_as_its_text(tmp_path):
+    assert create_engine_config({"model": tmp_path}).model == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("max_model_len", "64", "max_model_len is '64': Expected `int | null`, got `str`"),
+        ("block_size", 16.5, "block_size is 16.5: Expected `int`, got `float`"),
+        ("enable_prefix_caching", 1, "enable_prefix_caching is 1: Expected `bool`, got `int`"),
+        ("dtype", "int3", "dtype is 'int3'"),
+    ],
+)
+def test_value_of_another_type_is_refused_by_name(name, value, text):
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        create_engine_config({name: value})
 
 
 @pytest.mark.parametrize("name", sorted(NEUTRAL_VALUES))
