@@ -32,7 +32,7 @@ def create_engine(config: EngineConfig, model: ServedModel) -> LLMEngine:
     Raises:
         ConfigError: a setting does not fit the model or this machine.
     """
-    client = InProcessClient(create_core(resolve_config(config), model.source))
+    client = InProcessClient(create_core(config, model.source))
     return LLMEngine(client, model.create_tracker(client.info))
 
 
@@ -48,7 +48,7 @@ def create_served_core(config: EngineConfig, source: ModelSource) -> EngineCore:
         ConfigError: a setting does not fit the model or this machine.
     """
     configure_logging()
-    return create_core(resolve_config(config, is_serving=True), source)
+    return create_core(config, source, is_serving=True)
 
 
 def resolve_config(config: EngineConfig, *, is_serving: bool = False) -> EngineConfig:
@@ -70,14 +70,17 @@ def resolve_config(config: EngineConfig, *, is_serving: bool = False) -> EngineC
     )
 
 
-def create_core(config: EngineConfig, source: ModelSource) -> EngineCore:
-    """Load the model and return the core that plans for it; ``config`` must be resolved.
+def create_core(
+    config: EngineConfig, source: ModelSource, *, is_serving: bool = False
+) -> EngineCore:
+    """Load the model and return the core that plans for it.
 
     Raises:
         ConfigError: a setting does not fit the model or this machine.
     """
+    config = resolve_config(config, is_serving=is_serving)
     executor = create_executor(config, source)
-    scheduler_config = create_scheduler_config(config, executor.info)
+    scheduler_config = create_scheduler_config(config, executor.info, is_serving=is_serving)
     return EngineCore(
         executor,
         scheduler_config,
@@ -86,8 +89,13 @@ def create_core(config: EngineConfig, source: ModelSource) -> EngineCore:
     )
 
 
-def create_scheduler_config(config: EngineConfig, info: ExecutorInfo) -> SchedulerConfig:
-    """Combine resolved settings with what the executor measured."""
+def create_scheduler_config(
+    config: EngineConfig, info: ExecutorInfo, *, is_serving: bool = False
+) -> SchedulerConfig:
+    """Combine resolved settings with what the executor measured.
+
+    Offline all requests are there at once, so the policy may rank all of them.
+    """
     assert config.max_num_batched_tokens is not None, "the settings are not resolved"
     # Each running request takes at least one token of a step.
     max_num_seqs = min(info.num_rows, config.max_num_batched_tokens)
@@ -98,7 +106,7 @@ def create_scheduler_config(config: EngineConfig, info: ExecutorInfo) -> Schedul
             info.num_rows,
             config.max_num_batched_tokens,
         )
-    return SchedulerConfig(
+    scheduler_config = SchedulerConfig(
         num_blocks=info.num_blocks,
         block_size=info.block_size,
         max_num_seqs=max_num_seqs,
@@ -110,6 +118,7 @@ def create_scheduler_config(config: EngineConfig, info: ExecutorInfo) -> Schedul
         conservativeness=config.schedule_conservativeness,
         min_deferral_tokens=config.min_deferral_tokens,
     )
+    return scheduler_config if is_serving else replace(scheduler_config, ranking_window=None)
 
 
 def _open_journal(config: EngineConfig, scheduler_config: SchedulerConfig) -> Journal | None:

@@ -49,20 +49,30 @@ def test_device_is_found():
 
 
 def test_scheduler_plans_with_what_the_executor_measured():
-    config = create_scheduler_config(resolve(device="cpu", schedule_conservativeness=0.5), INFO)
+    settings = resolve(device="cpu", schedule_conservativeness=0.5)
+    config = create_scheduler_config(settings, INFO, is_serving=True)
     assert (config.num_blocks, config.block_size, config.max_num_seqs) == (10, 16, 8)
     assert (config.max_model_len, config.max_tokens_per_request) == (128, 128)
     assert config.conservativeness == 0.5
 
 
 def test_no_more_requests_run_than_a_step_has_tokens(caplog):
-    config = create_scheduler_config(resolve(device="cpu", max_num_batched_tokens=5), INFO)
+    settings = resolve(device="cpu", max_num_batched_tokens=5)
+    config = create_scheduler_config(settings, INFO, is_serving=True)
     assert config.max_num_seqs == 5
     assert "max_num_seqs is 5 instead of 8" in caplog.text
 
 
+def test_policy_ranks_every_request_of_an_offline_batch():
+    windows = [
+        create_scheduler_config(resolve(device="cpu"), INFO, is_serving=is_serving).ranking_window
+        for is_serving in (False, True)
+    ]
+    assert windows == [None, 128]
+
+
 def test_journal_that_cannot_be_written_stops_the_start(tiny_spm, tmp_path):
-    config = resolve(device="cpu", num_gpu_blocks_override=4, journal=str(tmp_path))
+    config = EngineConfig(device="cpu", num_gpu_blocks_override=4, journal=str(tmp_path))
     source = ModelSource(name="tiny", path=tiny_spm, load_format="safetensors", seed=0)
     with pytest.raises(ConfigError, match=f"journal is {tmp_path}"):
         create_core(config, source)

@@ -22,9 +22,9 @@ def tiny(tiny_spm):
         yield llm
 
 
-@pytest.fixture(scope="module")
-def letters(chain_letters):
-    with start(chain_letters) as llm:
+@pytest.fixture(scope="module", params=[False, True], ids=["one by one", "overlapped"])
+def letters(chain_letters, request):
+    with start(chain_letters, async_scheduling=request.param) as llm:
         yield llm
 
 
