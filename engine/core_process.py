@@ -6,6 +6,7 @@ The core plans and computes; this file moves messages. It blocks while there is 
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -55,14 +56,23 @@ class Core(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CoreAddresses:
-    """Where the two processes meet: ipc endpoints.
+    """Where the two processes meet: ipc endpoints in a folder that only this user may enter.
 
     The receiver binds and the sender connects: a socket that connects has a queue whether or not
     its peer is there, so a sender never blocks.
     """
 
-    to_core: str
-    from_core: str
+    folder: str
+
+    @property
+    def to_core(self) -> str:
+        """Bound by the core."""
+        return f"ipc://{self.folder}/to"
+
+    @property
+    def from_core(self) -> str:
+        """Bound by the API process."""
+        return f"ipc://{self.folder}/from"
 
 
 def run_core_process(create_core: Callable[[], Core], addresses: CoreAddresses) -> None:
@@ -73,7 +83,9 @@ def run_core_process(create_core: Callable[[], Core], addresses: CoreAddresses) 
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, name="parent watch", daemon=True).start()
+    threading.Thread(
+        target=_exit_with_parent, args=(addresses.folder,), name="parent watch", daemon=True
+    ).start()
     channel = CoreChannel(addresses)
     try:
         serve_core(create_core, channel)
@@ -140,9 +152,10 @@ class CoreChannel:
         self._context.term()
 
 
-def _exit_with_parent() -> None:
+def _exit_with_parent(folder: str) -> None:
     """End this process when the one that started it is gone, whatever the main loop is doing."""
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
+    assert parent is not None, "not a child process"
+    wait([parent.sentinel])
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)

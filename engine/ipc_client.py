@@ -36,8 +36,8 @@ class IpcClient:
     info: CoreInfo
 
     def __init__(self, create_core: Callable[[], Core]) -> None:
-        self._folder = tempfile.mkdtemp(prefix="octavo-")  # only this user may enter it
-        addresses = CoreAddresses(f"ipc://{self._folder}/to", f"ipc://{self._folder}/from")
+        addresses = CoreAddresses(tempfile.mkdtemp(prefix="octavo-"))
+        self._folder = addresses.folder
         self._context = zmq.Context()
         self._outbox = self._context.socket(zmq.PUSH)
         self._inbox = self._context.socket(zmq.PULL)

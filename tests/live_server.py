@@ -53,14 +53,10 @@ class Reply:
 
 
 @dataclass
-class LiveServer:
+class Peer:
+    """A server on this machine, by its port."""
+
     port: int
-    service: Service
-    server: Server
-    loop: asyncio.AbstractEventLoop
-    core: EchoCore
-    thread: threading.Thread | None = None
-    status: int | None = None
 
     @property
     def url(self):
@@ -69,23 +65,39 @@ class LiveServer:
     def connect(self):
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
 
+    def request(self, method, path, data=None, headers=None):
+        connection = self.connect()
+        try:
+            connection.request(method, path, data, headers or {})
+            response = connection.getresponse()
+            return Reply(response.status, response.headers, response.read())
+        finally:
+            connection.close()
+
     def get(self, path):
         return self.request("GET", path)
 
-    def post(self, path, body, **headers):
+    def post(self, path, body):
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.request("POST", path, data, {"content-type": "application/json"} | headers)
+        return self.request("POST", path, data, {"content-type": "application/json"})
 
-    def stop(self):
-        """Do what a signal does."""
-        self.loop.call_soon_threadsafe(self.server.stop)
+    def start_posts(self, path, *bodies):
+        """Send requests from threads; return a function that waits for their replies."""
+        replies = [None] * len(bodies)
 
-    def kill_core(self):
-        """Let the core die, and wait until the front end knows."""
-        engine = self.service.engine
-        crash = engine.add([5], SamplingParams(), request_id="crash")
-        asyncio.run_coroutine_threadsafe(crash, self.loop).result(TIMEOUT_S)
-        asyncio.run_coroutine_threadsafe(engine.wait_until_dead(), self.loop).result(TIMEOUT_S)
+        def post(index):
+            replies[index] = self.post(path, bodies[index])
+
+        threads = [threading.Thread(target=post, args=(i,)) for i in range(len(bodies))]
+        for thread in threads:
+            thread.start()
+
+        def collect():
+            for thread in threads:
+                thread.join(TIMEOUT_S)
+            return replies
+
+        return collect
 
     def metric(self, name):
         """Read the sum of a metric's samples, over all labels."""
@@ -100,14 +112,31 @@ class LiveServer:
         while (found := self.metric(name)) != value:
             assert time.monotonic() < deadline, f"{name} is {found}, not {value}"
 
-    def request(self, method, path, data=None, headers=None):
-        connection = self.connect()
-        try:
-            connection.request(method, path, data, headers or {})
-            response = connection.getresponse()
-            return Reply(response.status, response.headers, response.read())
-        finally:
-            connection.close()
+
+@dataclass
+class LiveServer(Peer):
+    """A server in a thread of this process."""
+
+    service: Service
+    server: Server
+    loop: asyncio.AbstractEventLoop
+    core: EchoCore | None
+    thread: threading.Thread | None = None
+    status: int | None = None
+
+    def stop(self):
+        """Do what a signal does."""
+        self.loop.call_soon_threadsafe(self.server.stop)
+
+    def call(self, coroutine):
+        """Run a coroutine on the server's event loop and return its result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(TIMEOUT_S)
+
+    def kill_core(self):
+        """Let the core die, and wait until the front end knows."""
+        engine = self.service.engine
+        self.call(engine.add([5], SamplingParams(), request_id="crash"))
+        self.call(engine.wait_until_dead())
 
 
 def create_echo_model(*, chat_template=None, sampling_defaults=None):
@@ -136,8 +165,9 @@ def running_checkpoint(path, **settings):
 def running_server(core=None, *, client=None, model=None, **options):
     """Serve a core from a thread, and stop in the end."""
     model = model or create_echo_model()
-    core = core or EchoCore()
-    client = client or ThreadClient(core)
+    if client is None:
+        core = core or EchoCore()
+        client = ThreadClient(core)
     metrics = EngineMetrics("tiny", client.info)
     engine = AsyncEngine(client, model.create_tracker(client.info), metrics)
     service = Service(engine=engine, model=model, model_names=("tiny", "alias"))

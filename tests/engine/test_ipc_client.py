@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +18,16 @@ from tests.echo_core import ECHO_INFO, EchoCore
 
 ROOT = Path(__file__).parents[2]
 NEVER = 10**9
+PARENT = """
+import signal, sys
+sys.path.insert(0, sys.argv[1])
+from octavo.engine.ipc_client import IpcClient
+from tests.echo_core import EchoCore
+client = IpcClient(EchoCore)
+client.wait_until_ready()
+print(client.pid, flush=True)
+signal.pause()
+"""
 
 
 def refuse_to_start():
@@ -57,9 +69,8 @@ def test_messages_are_applied_in_order(client):
     client.send([make_request(1, max_tokens=NEVER), make_request(2, max_tokens=NEVER)])
     client.send([AbortRequests((1, 2)), make_request(3, max_tokens=1)])
     outputs = client.receive()
-    while not outputs.finished:
+    while not any(end.number == 3 for end in outputs.finished):
         outputs = client.receive()
-    assert outputs.finished[0].number == 3
     assert outputs.stats.num_running == 0
 
 
@@ -114,6 +125,19 @@ def test_shutdown_leaves_no_process_and_no_socket(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(EngineDeadError):
         client.receive()
+
+
+def test_killed_parent_leaves_no_core_and_no_socket(tmp_path):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, ROOT],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+    )
+    with parent:
+        core = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    core.wait(timeout=10)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_socket_folder_is_private(monkeypatch, tmp_path):

@@ -1,7 +1,6 @@
 """How a server begins and ends."""
 
 import socket
-import threading
 
 import pytest
 
@@ -13,28 +12,11 @@ from tests.live_server import TIMEOUT_S, running_server
 SLOW = {"step_time_s": 0.005}
 
 
-def post_in_thread(server, path, body):
-    """Send a request from a thread; its reply is in the list when the thread has ended."""
-    replies = []
-    thread = threading.Thread(target=lambda: replies.append(server.post(path, body)))
-    thread.start()
-    return thread, replies
-
-
 def start_requests(server, max_tokens):
     """Open a stream and a plain request; return a function that waits for both replies."""
     body = {"prompt": "ab", "max_tokens": max_tokens}
-    started = [
-        post_in_thread(server, "/v1/completions", body | {"stream": stream})
-        for stream in (True, False)
-    ]
+    collect = server.start_posts("/v1/completions", body | {"stream": True}, body)
     server.wait_for_metric("vllm:num_requests_running", 2)
-
-    def collect():
-        for thread, _ in started:
-            thread.join(TIMEOUT_S)
-        return [replies[0] for _, replies in started]
-
     return collect
 
 

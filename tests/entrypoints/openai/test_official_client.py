@@ -1,0 +1,97 @@
+"""The official ``openai`` client against a live server."""
+
+import openai
+import pytest
+
+from tests.live_server import TIMEOUT_S, running_checkpoint
+
+HELLO = [{"role": "user", "content": "z"}]
+
+
+@pytest.fixture(scope="module")
+def live(chain_letters):
+    with running_checkpoint(chain_letters) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(live):
+    options = {"api_key": "none", "timeout": TIMEOUT_S, "max_retries": 0}
+    with openai.OpenAI(base_url=f"{live.url}/v1", **options) as client:
+        yield client
+
+
+def test_models_are_listed(client):
+    assert [model.id for model in client.models.list()] == ["tiny", "alias"]
+
+
+def test_completion(client):
+    answer = client.completions.create(model="tiny", prompt="z", temperature=0, max_tokens=20)
+    assert answer.choices[0].text == "abcdefghij"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+
+
+def test_streamed_completion_with_logprobs(client):
+    stream = client.completions.create(
+        model="tiny", prompt="z", temperature=0, max_tokens=3, stream=True, logprobs=1
+    )
+    choices = [chunk.choices[0] for chunk in stream]
+    assert "".join(choice.text for choice in choices) == "abc"
+    assert [token for choice in choices for token in choice.logprobs.tokens] == ["a", "b", "c"]
+
+
+def test_chat(client):
+    answer = client.chat.completions.create(
+        model="tiny", messages=HELLO, max_completion_tokens=4, n=2, logprobs=True, top_logprobs=2
+    )
+    assert [choice.message.role for choice in answer.choices] == ["assistant"] * 2
+    for choice in answer.choices:
+        assert choice.message.tool_calls is None
+        assert all(len(entry.top_logprobs) == 2 for entry in choice.logprobs.content)
+
+
+def test_streamed_chat_with_usage(client):
+    stream = client.chat.completions.create(
+        model="alias",
+        messages=HELLO,
+        max_tokens=4,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+    *chunks, last = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert {chunk.model for chunk in chunks} == {"alias"}
+    assert (last.choices, last.usage.completion_tokens) == ([], 4)
+
+
+def test_the_clients_streaming_helper_understands_the_events(client):
+    end_at_once = {"logit_bias": {"2": 100}}
+    with client.chat.completions.stream(model="tiny", messages=HELLO, **end_at_once) as stream:
+        (choice,) = stream.get_final_completion().choices
+    assert (choice.message.role, choice.finish_reason) == ("assistant", "stop")
+
+
+def test_errors_are_the_clients_exceptions(client):
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="tiny", prompt="z", temperature=-1)
+    assert refused.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="z")
+    with pytest.raises(openai.BadRequestError, match="tools is not supported"):
+        client.chat.completions.create(
+            model="tiny", messages=HELLO, tools=[{"type": "function", "function": {"name": "f"}}]
+        )
+
+
+def test_leaving_a_stream_aborts_the_request(client, live):
+    before = live.metric("vllm:request_success_total")
+    stream = client.completions.create(
+        model="tiny", prompt="z", stream=True, max_tokens=400, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    stream.close()
+    live.wait_for_metric("vllm:request_success_total", before + 1)
+    assert live.metric("vllm:kv_cache_usage_perc") == 0
