@@ -49,7 +49,6 @@ class ChatOptions:
     continue_final_message: bool = False
     tools: list[Any] | None = None
     """JSON schemas of functions, in OpenAI's form."""
-    documents: list[dict[str, str]] | None = None
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further variables of the template, such as ``enable_thinking``."""
 
@@ -131,7 +130,6 @@ class ChatTemplate:
         text = self._hf_tokenizer.apply_chat_template(
             messages,
             tools=options.tools,
-            documents=options.documents,
             chat_template=template,
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
