@@ -17,6 +17,7 @@ from octavo.attention.ops.plan import (
     plan_prefill,
 )
 from octavo.attention.ops.prefill import prefill
+from octavo.attention.ops.prefill_hopper import can_prefill_on_hopper, prefill_on_hopper
 from octavo.attention.ops.store_kv import store_kv
 
 PROGRAMS_PER_MULTIPROCESSOR = 4
@@ -78,7 +79,8 @@ class TritonAttention:
         q, out = store_kv(layer, qkv, inputs=self._inputs, cache=cache)
         decode(layer, q, cache=cache, plan=self._plan_decode(layer), out=out)
         if self._has_prefills:
-            prefill(layer, q, cache=cache, plan=self._plan_prefill(layer), out=out)
+            attend = prefill_on_hopper if can_prefill_on_hopper(layer, cache) else prefill
+            attend(layer, q, cache=cache, plan=self._plan_prefill(layer), out=out)
         return out.flatten(1)
 
     def _plan_decode(self, layer: AttentionLayer) -> DecodePlan:

@@ -17,8 +17,9 @@ MAX_GROUP = 16
 """Query heads of one KV head are padded to the least number of rows that tl.dot takes."""
 DECODE_TILE_BYTES = 8192
 """Bytes of K in a tile: 32 tokens x 128 elements of 16 bit."""
-MIN_SHARE = 2
-"""Least tiles of a share: below it, the merge costs more than more programs save."""
+MERGED_PER_TILE = 5
+"""Pieces that a merge adds in the time of one tile. A segment of n tiles in shares of s takes about
+s + n / s / MERGED_PER_TILE tiles' time: least for s = sqrt(n / MERGED_PER_TILE)."""
 BLOCK_M = 128
 """Rows of a query tile: two warpgroups of 64, the least that wgmma takes."""
 BLOCK_M_FLOAT32 = 32
@@ -98,7 +99,7 @@ def plan_decode(
         num_programs,
         NUM_KV_HEADS=layer.num_kv_heads,
         TILE=workspace.tile_tokens,
-        MIN_SHARE=MIN_SHARE,
+        MERGED_PER_TILE=MERGED_PER_TILE,
         WINDOW=layer.sliding_window or 0,
         ROWS_PAD=_pad_rows(num_rows),
         PROGRAMS=LOOKED_UP,
@@ -161,7 +162,7 @@ def _plan_decode_kernel(
     num_programs,
     NUM_KV_HEADS: tl.constexpr,
     TILE: tl.constexpr,
-    MIN_SHARE: tl.constexpr,
+    MERGED_PER_TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     ROWS_PAD: tl.constexpr,
     PROGRAMS: tl.constexpr,
@@ -178,7 +179,9 @@ def _plan_decode_kernel(
     stop = tl.cumsum(units, axis=0)
     start = stop - units
     total = tl.sum(units, axis=0)
-    share = tl.maximum(tl.cdiv(total, num_programs), MIN_SHARE)
+    longest = tl.max(tl.where(decodes, tiles, 0), axis=0).to(tl.float32)
+    least_share = tl.maximum(tl.sqrt(longest / MERGED_PER_TILE).to(tl.int32), 1)
+    share = tl.maximum(tl.cdiv(total, num_programs), least_share)
 
     if tl.program_id(0) == 0:
         planned = rows_ptr + (tl.cumsum(decodes.to(tl.int32), axis=0) - 1) * SHARE_FIELDS

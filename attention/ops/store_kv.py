@@ -14,6 +14,9 @@ from torch import Tensor
 from octavo.attention.backend import AttentionInputs, AttentionLayer
 from octavo.attention.ops.paged_kv import PagedKV
 
+WARP_ELEMENTS = 1024
+"""Elements of a program that one warp takes: 32 a thread."""
+
 
 def store_kv(
     layer: AttentionLayer, qkv: Tensor, *, inputs: AttentionInputs, cache: PagedKV
@@ -32,6 +35,8 @@ def store_kv(
     )
     out = torch.empty_like(q)
     group = layer.num_heads // layer.num_kv_heads
+    heads_pad = triton.next_power_of_2(layer.num_kv_heads)
+    head_pad = triton.next_power_of_2(layer.head_dim)
     _store_kv_kernel[(num_tokens, group + 2)](
         q,
         out,
@@ -47,13 +52,13 @@ def store_kv(
         qkv.stride(0),
         *cache.strides,
         NUM_KV_HEADS=layer.num_kv_heads,
-        HEADS_PAD=triton.next_power_of_2(layer.num_kv_heads),
+        HEADS_PAD=heads_pad,
         GROUP=group,
         HEAD_DIM=layer.head_dim,
-        HEAD_PAD=triton.next_power_of_2(layer.head_dim),
+        HEAD_PAD=head_pad,
         ROTARY_DIM=layer.rotary.shape[1],
         BLOCK_SIZE=cache.block_size,
-        num_warps=4,
+        num_warps=min(max(heads_pad * head_pad // WARP_ELEMENTS, 1), 8),
     )
     return q, out
 

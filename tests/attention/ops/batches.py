@@ -100,7 +100,7 @@ def _cast_norms(layer, dtype):
     return replace(layer, q_norm=layer.q_norm.to(dtype), k_norm=layer.k_norm.to(dtype))
 
 
-def run_kernels(batch, *, num_programs=5, cache=None):
+def run_kernels(batch, *, num_programs=5, cache=None, prefill=prefill):
     """Store, then attend with both kernels; all that torch.empty returns is NaN."""
     cache = cache or batch.cache
     torch.use_deterministic_algorithms(True)
@@ -120,22 +120,31 @@ def run_kernels(batch, *, num_programs=5, cache=None):
 
 
 def run_reference(batch):
-    """Return the float32 output and the pool that it leaves, rows without a context left out."""
+    """Return the float32 output and the pool that it leaves, rows without a context left out.
+
+    On the CPU: the oracle of a device does not run on it.
+    """
     pool, inputs = batch.pool, batch.inputs
     live = int((inputs.context_lengths > 0).sum())
     num_tokens = int(inputs.query_start[live])
     spec = KVCacheSpec(NUM_LAYERS, pool.shape[4], pool.shape[5], pool.shape[3])
-    backend = ReferenceBackend(spec, len(pool), dtype=torch.float32, device=DEVICE)
+    backend = ReferenceBackend(spec, len(pool), dtype=torch.float32)
     backend.kv_pool.copy_(pool)
     cut = AttentionInputs(
-        inputs.query_start[: live + 1],
-        inputs.context_lengths[:live],
-        inputs.block_tables[:live],
-        inputs.positions[:num_tokens],
-        inputs.slot_mapping[:num_tokens],
+        inputs.query_start[: live + 1].cpu(),
+        inputs.context_lengths[:live].cpu(),
+        inputs.block_tables[:live].cpu(),
+        inputs.positions[:num_tokens].cpu(),
+        inputs.slot_mapping[:num_tokens].cpu(),
     )
-    out = backend.bind(cut)(batch.layer, batch.qkv[:num_tokens].float())
-    return out, backend.kv_pool
+    tensors = {name: _to_cpu(getattr(batch.layer, name)) for name in ("rotary", "q_norm", "k_norm")}
+    layer = replace(batch.layer, **tensors)
+    out = backend.bind(cut)(layer, batch.qkv[:num_tokens].float().cpu())
+    return out.to(DEVICE), backend.kv_pool.to(DEVICE)
+
+
+def _to_cpu(tensor):
+    return None if tensor is None else tensor.cpu()
 
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

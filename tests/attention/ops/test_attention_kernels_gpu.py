@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from octavo.attention.backend import AttentionInputs, KVCacheSpec
+from octavo.attention.ops.prefill import prefill
+from octavo.attention.ops.prefill_hopper import can_prefill_on_hopper, prefill_on_hopper
 from octavo.attention.triton_backend import TritonBackend
 from tests.attention.ops.batches import (
     NUM_LAYERS,
@@ -24,27 +26,33 @@ def seed():
     torch.manual_seed(0)
 
 
+def assert_both_prefills_equal_reference(batch):
+    assert_kernels_equal_reference(batch, num_programs=396, prefill=prefill)
+    if can_prefill_on_hopper(batch.layer, batch.cache):
+        assert_kernels_equal_reference(batch, num_programs=396, prefill=prefill_on_hopper)
+
+
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 7, 8])
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_mixed_steps_equal_the_reference_for_every_head_shape(group, head_dim, dtype):
     layer = make_layer(group=group, head_dim=head_dim, max_position=4096, norm=True)
     batch = make_batch(layer, MIXED, dtype=dtype, num_padding_rows=3, num_padding_tokens=5)
-    assert_kernels_equal_reference(batch, num_programs=396)
+    assert_both_prefills_equal_reference(batch)
 
 
 @pytest.mark.parametrize("window", [1, 100, 128, 1000])
 def test_sliding_windows_equal_the_reference(window):
     layer = make_layer(group=4, head_dim=128, max_position=4096, sliding_window=window)
     batch = make_batch(layer, MIXED, dtype=torch.bfloat16)
-    assert_kernels_equal_reference(batch, num_programs=396)
+    assert_both_prefills_equal_reference(batch)
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 32, 64, 256])
 def test_block_sizes_equal_the_reference(block_size):
     layer = make_layer(group=4, head_dim=128, max_position=4096)
     batch = make_batch(layer, MIXED, dtype=torch.bfloat16, block_size=block_size)
-    assert_kernels_equal_reference(batch, num_programs=396)
+    assert_both_prefills_equal_reference(batch)
 
 
 def test_float32_equals_the_reference():

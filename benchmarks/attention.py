@@ -1,0 +1,274 @@
+"""Speed of the attention kernels on one GPU, alone: one JSON line a shape.
+
+Random data; a graph of all layers, over so many block tables that nothing is read twice from L2;
+the median of its replays divided by its launches. Floors: K/V bytes over the card's copy bandwidth,
+operations over its matrix rate.
+
+usage: python benchmarks/attention.py [store plan decode prefill] [--pool-gb 100]
+           [--layout block|layer] [--order token|head] [--group 4]
+"""
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.attention.backend import AttentionInputs, AttentionLayer
+from octavo.attention.ops.decode import decode
+from octavo.attention.ops.paged_kv import PagedKV
+from octavo.attention.ops.plan import DecodeWorkspace, plan_decode, plan_prefill
+from octavo.attention.ops.prefill import prefill
+from octavo.attention.ops.prefill_hopper import prefill_on_hopper
+from octavo.attention.ops.store_kv import store_kv
+from octavo.attention.triton_backend import PROGRAMS_PER_MULTIPROCESSOR
+
+PrefillKernel = Callable[..., None]
+COPY_BYTES_PER_S = 4.3e12
+MATRIX_FLOP_PER_S = 790e12
+L2_BYTES = 60e6
+MAX_POSITIONS = 70_000
+DECODES = {
+    "1x512": [512],
+    "1x8k": [8192],
+    "8x1k": [1024] * 8,
+    "64x1k": [1024] * 64,
+    "64x4k": [4096] * 64,
+    "256x1k": [1024] * 256,
+    "64k + 63x1k": [65_536] + [1024] * 63,
+    "1x32k + 63x100": [32_768] + [100] * 63,
+}
+PREFILLS = {
+    "2k": [(2048, 2048)],
+    "8k": [(8192, 8192)],
+    "32k": [(32_768, 32_768)],
+    "16 x 512": [(512, 512)] * 16,
+    "1k on 31k": [(1024, 32_768)],
+}
+POOL_DIMS = {
+    ("block", "token"): "BLCTHD",
+    ("block", "head"): "BLCHTD",
+    ("layer", "token"): "LCBTHD",
+    ("layer", "head"): "LCBHTD",
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """Head shape of the layers; the defaults are Qwen3-8B's."""
+
+    num_layers: int = 36
+    num_kv_heads: int = 8
+    group: int = 4
+    head_dim: int = 128
+    block_size: int = 16
+    dtype: torch.dtype = torch.bfloat16
+
+    def make_layer(self) -> AttentionLayer:
+        """Make a layer with q/k-norm."""
+        return AttentionLayer(
+            index=0,
+            num_heads=self.num_kv_heads * self.group,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            scale=self.head_dim**-0.5,
+            rotary=torch.randn(MAX_POSITIONS, self.head_dim, device="cuda"),
+            q_norm=torch.randn(self.head_dim, dtype=self.dtype, device="cuda"),
+            k_norm=torch.randn(self.head_dim, dtype=self.dtype, device="cuda"),
+        )
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of K and V of one token in one layer."""
+        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class Pool:
+    """Random K/V of all layers in one of the layouts; its blocks are taken in random order."""
+
+    def __init__(self, model: Model, num_bytes: float, *, dims: str) -> None:
+        self.model = model
+        self.num_blocks = int(
+            num_bytes // (model.token_bytes * model.block_size * model.num_layers)
+        )
+        sizes = {
+            "B": self.num_blocks,
+            "L": model.num_layers,
+            "C": 2,
+            "T": model.block_size,
+            "H": model.num_kv_heads,
+            "D": model.head_dim,
+        }
+        pool = torch.empty([sizes[dim] for dim in dims], dtype=model.dtype, device="cuda").normal_()
+        pool = pool.permute([dims.index(dim) for dim in "LCBTHD"])
+        self.caches = [PagedKV(layer[0], layer[1]) for layer in pool]
+        self.free = torch.randperm(self.num_blocks, device="cuda").int()
+
+    def make_inputs(self, rows: list[tuple[int, int]]) -> AttentionInputs:
+        """Place rows of (tokens of this step, context length) in the next blocks, in a circle."""
+        size = self.model.block_size
+        counts = [math.ceil(context / size) for _, context in rows]
+        assert sum(counts) <= self.num_blocks, (
+            f"{sum(counts)} blocks needed, {self.num_blocks} exist"
+        )
+        tables = torch.zeros(len(rows), max(counts), dtype=torch.int32, device="cuda")
+        positions, slots = [], []
+        self.free = self.free.roll(-sum(counts))
+        taken = 0
+        for row, (num_tokens, context) in enumerate(rows):
+            tables[row, : counts[row]] = self.free[taken : taken + counts[row]]
+            taken += counts[row]
+            position = torch.arange(context - num_tokens, context, device="cuda")
+            positions.append(position)
+            slots.append(tables[row, position // size].long() * size + position % size)
+        starts = torch.tensor([0] + [num_tokens for num_tokens, _ in rows]).cumsum(0)
+        return AttentionInputs(
+            starts.int().cuda(),
+            torch.tensor([context for _, context in rows]).int().cuda(),
+            tables,
+            torch.cat(positions).int(),
+            torch.cat(slots),
+        )
+
+    def make_rotation(self, rows: list[tuple[int, int]]) -> list[AttentionInputs]:
+        """Make as many steps of these rows as it takes to leave L2 behind."""
+        read = sum(context for _, context in rows) * self.model.token_bytes * self.model.num_layers
+        return [self.make_inputs(rows) for _ in range(math.ceil(4 * L2_BYTES / read))]
+
+
+def time_graph(launches: list[Callable[[], object]], *, num_replays: int = 15) -> float:
+    """Return the median time of one launch in microseconds."""
+    launches[0]()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for launch in launches:
+            launch()
+    times = []
+    for _ in range(3 + num_replays):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop))
+    return statistics.median(times[3:]) / len(launches) * 1000
+
+
+def create_workspace(model: Model) -> DecodeWorkspace:
+    """Allocate what a TritonBackend of this model would."""
+    count = torch.cuda.get_device_properties(0).multi_processor_count
+    return DecodeWorkspace.create(
+        model.head_dim,
+        model.dtype,
+        num_programs=count * PROGRAMS_PER_MULTIPROCESSOR,
+        device="cuda",
+    )
+
+
+def time_decode(pool: Pool, lengths: list[int]) -> dict[str, float]:
+    """Time the attention of rows with one token each, the plan left out."""
+    layer, workspace = pool.model.make_layer(), create_workspace(pool.model)
+    steps = pool.make_rotation([(1, length) for length in lengths])
+    plans = [plan_decode(layer, inputs, workspace=workspace) for inputs in steps]
+    q, out = make_heads(layer, len(lengths), pool.model.dtype)
+
+    def launch(plan, cache):
+        return lambda: decode(layer, q, cache=cache, plan=plan, out=out)
+
+    us = time_graph([launch(plan, cache) for plan in plans for cache in pool.caches])
+    return {"us": us, "floor_us": sum(lengths) * pool.model.token_bytes / COPY_BYTES_PER_S * 1e6}
+
+
+def time_prefill(
+    pool: Pool, rows: list[tuple[int, int]], *, kernel: PrefillKernel = prefill
+) -> dict[str, float]:
+    """Time the attention of chunks, the plan left out."""
+    layer, inputs = pool.model.make_layer(), pool.make_inputs(rows)
+    plan = plan_prefill(layer, inputs, dtype=pool.model.dtype)
+    q, out = make_heads(layer, sum(num_tokens for num_tokens, _ in rows), pool.model.dtype)
+
+    def launch(cache):
+        return lambda: kernel(layer, q, cache=cache, plan=plan, out=out)
+
+    us = time_graph([launch(cache) for cache in pool.caches[:4]], num_replays=5)
+    seen = sum(n * context - n * (n - 1) / 2 for n, context in rows)
+    flop = 4 * layer.num_heads * layer.head_dim * seen
+    return {"us": us, "floor_us": flop / MATRIX_FLOP_PER_S * 1e6, "tflops": flop / us / 1e6}
+
+
+def time_store(pool: Pool, num_tokens: int) -> dict[str, float]:
+    """Time norm, rotation and store."""
+    layer, inputs = pool.model.make_layer(), pool.make_inputs([(num_tokens, num_tokens)])
+    width = (layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim
+    qkv = torch.randn(num_tokens, width, dtype=pool.model.dtype, device="cuda")
+
+    def launch(cache):
+        return lambda: store_kv(layer, qkv, inputs=inputs, cache=cache)
+
+    us = time_graph([launch(cache) for cache in pool.caches])
+    return {"us": us, "floor_us": 2 * qkv.nbytes / COPY_BYTES_PER_S * 1e6}
+
+
+def time_plans(pool: Pool, num_rows: int) -> dict[str, float]:
+    """Time both plans of one step."""
+    layer, workspace = pool.model.make_layer(), create_workspace(pool.model)
+    inputs = pool.make_inputs([(1, 100)] * (num_rows - 1) + [(100, 100)])
+
+    def launch():
+        plan_decode(layer, inputs, workspace=workspace)
+        plan_prefill(layer, inputs, dtype=pool.model.dtype)
+
+    return {"us": time_graph([launch] * 50)}
+
+
+def make_heads(layer: AttentionLayer, num_tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Make random queries and room for outputs."""
+    shape = (num_tokens, layer.num_heads, layer.head_dim)
+    q = torch.randn(shape, dtype=dtype, device="cuda")
+    return q, torch.empty_like(q)
+
+
+def run_all(pool: Pool, kernels: list[str]) -> Iterator[dict[str, object]]:
+    """Yield one line a kernel and shape."""
+    if "store" in kernels:
+        for num_tokens in (1, 64, 8192):
+            yield {"kernel": "store_kv", "shape": str(num_tokens), **time_store(pool, num_tokens)}
+    if "plan" in kernels:
+        for num_rows in (64, 1024):
+            yield {"kernel": "plans", "shape": str(num_rows), **time_plans(pool, num_rows)}
+    if "decode" in kernels:
+        for shape, lengths in DECODES.items():
+            yield {"kernel": "decode", "shape": shape, **time_decode(pool, lengths)}
+    if "prefill" in kernels:
+        for shape, rows in PREFILLS.items():
+            for kernel in (prefill, prefill_on_hopper):
+                times = time_prefill(pool, rows, kernel=kernel)
+                yield {"kernel": kernel.__name__, "shape": shape, **times}
+
+
+def main() -> None:
+    """Time the kernels named on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kernels", nargs="*", default=["store", "plan", "decode", "prefill"])
+    parser.add_argument("--pool-gb", type=float, default=100)
+    parser.add_argument("--layout", choices=["block", "layer"], default="block")
+    parser.add_argument("--order", choices=["token", "head"], default="token")
+    parser.add_argument("--group", type=int, default=4)
+    arguments = parser.parse_args()
+    model = Model(group=arguments.group)
+    dims = POOL_DIMS[arguments.layout, arguments.order]
+    pool = Pool(model, arguments.pool_gb * 1e9, dims=dims)
+    settings = {"device": torch.cuda.get_device_name(), "pool": dims, "group": model.group}
+    for line in run_all(pool, arguments.kernels):
+        if "floor_us" in line:
+            line["percent_of_floor"] = 100 * line["floor_us"] / line["us"]
+        rounded = {k: round(v, 2) if isinstance(v, float) else v for k, v in line.items()}
+        print(json.dumps(settings | rounded), flush=True)
+
+
+if __name__ == "__main__":
+    main()
