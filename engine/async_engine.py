@@ -8,6 +8,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -16,11 +17,12 @@ from uuid import uuid4
 from octavo.engine.core_client import CoreClient
 from octavo.engine.messages import CoreInfo, CoreMessage, CoreOutputs
 from octavo.engine.metrics import EngineMetrics
+from octavo.engine.open_request import OpenRequest
 from octavo.engine.prompt import EncodedPrompt, Prompt
 from octavo.engine.request_tracker import RequestTracker
 from octavo.errors import EngineDeadError
-from octavo.outputs import CompletionOutput, RequestOutput
-from octavo.sampling_params import RequestOutputKind, SamplingParams
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,8 @@ class AsyncEngine:
         self._idle.set()
         self._death: str | None = None
         self._last_progress_s = time.monotonic()
+        self._received: deque[CoreOutputs] = deque()
+        self._is_scheduled = False
         self._loop: asyncio.AbstractEventLoop
 
     @property
@@ -118,9 +122,7 @@ class AsyncEngine:
         messages = self._tracker.add(
             encoded, params, request_id=request_id, arrival_s=arrival_s, priority=priority
         )
-        stream = self._streams[request_id] = RequestStream(
-            request_id, params.output_kind, close=self.abort
-        )
+        stream = self._streams[request_id] = RequestStream(request_id, close=self.abort)
         self._note_opened()
         self.metrics.add(messages)
         self._send(messages)
@@ -183,7 +185,16 @@ class AsyncEngine:
                 logger.exception("a message of the engine core cannot be read")
                 self._loop.call_soon_threadsafe(self._die, f"unreadable message: {error!r}")
                 return
-            self._loop.call_soon_threadsafe(self._update, outputs)
+            self._received.append(outputs)
+            if not self._is_scheduled:
+                self._is_scheduled = True
+                self._loop.call_soon_threadsafe(self._update_all)
+
+    def _update_all(self) -> None:
+        """Apply the messages that are here now; readers get their turn before later ones."""
+        self._is_scheduled = False  # before looking: what comes from now on schedules itself
+        for _ in range(len(self._received)):
+            self._update(self._received.popleft())
 
     def _update(self, outputs: CoreOutputs) -> None:
         if self._death is not None:
@@ -191,7 +202,7 @@ class AsyncEngine:
         self._last_progress_s = time.monotonic()
         try:
             self.metrics.update(outputs)
-            owed, messages = self._tracker.update(outputs)
+            owed, messages = self._tracker.apply(outputs)
         except Exception as error:  # the API process's half of the engine's main loop
             logger.exception("the outputs of a step cannot be applied: %s", outputs)
             self._die(f"the outputs of a step cannot be applied: {error!r}")
@@ -200,11 +211,11 @@ class AsyncEngine:
             self._send(messages)
         self._deliver(owed)
 
-    def _deliver(self, outputs: list[RequestOutput]) -> None:
-        for output in outputs:
-            self._streams[output.request_id].put(output)
-            if output.finished:
-                del self._streams[output.request_id]
+    def _deliver(self, owed: Sequence[OpenRequest | RequestOutput]) -> None:
+        for news in owed:
+            self._streams[news.request_id].note(news)
+            if news.finished:
+                del self._streams[news.request_id]
         if not self._streams:
             self._idle.set()
 
@@ -226,17 +237,14 @@ class AsyncEngine:
 class RequestStream:
     """The outputs of one request; one reader.
 
-    With DELTA, outputs that were not read in time are joined, so that nothing is lost; otherwise
-    the last one holds all that those before it did.
+    Nothing is made into an output before it is read, so with DELTA an output holds whatever has
+    come since the last one.
     """
 
-    def __init__(
-        self, request_id: str, kind: RequestOutputKind, *, close: Callable[[str], None]
-    ) -> None:
+    def __init__(self, request_id: str, *, close: Callable[[str], None]) -> None:
         self.request_id = request_id
-        self._is_delta = kind is RequestOutputKind.DELTA
         self._close = close
-        self._unread: RequestOutput | None = None
+        self._unread: OpenRequest | RequestOutput | None = None
         self._is_ended = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -250,16 +258,14 @@ class RequestStream:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        output, self._unread = self._unread, None
-        assert output is not None
-        return output
+        unread, self._unread = self._unread, None
+        assert unread is not None
+        return unread.take_output() if isinstance(unread, OpenRequest) else unread
 
-    def put(self, output: RequestOutput) -> None:
-        """Take the next output and wake the reader."""
-        if self._unread is not None and self._is_delta:
-            output = join_outputs(self._unread, output)
-        self._unread = output
-        self._is_ended = output.finished
+    def note(self, news: OpenRequest | RequestOutput) -> None:
+        """Wake the reader: the request has an output to take, or this is its last one."""
+        self._unread = news
+        self._is_ended = news.finished
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -267,25 +273,6 @@ class RequestStream:
         """Abort the request unless it has ended."""
         if not self._is_ended:
             self._close(self.request_id)
-
-
-def join_outputs(first: RequestOutput, second: RequestOutput) -> RequestOutput:
-    """Join two consecutive DELTA outputs of a request into the one that both would have been."""
-    answers = {answer.index: answer for answer in first.outputs}
-    for answer in second.outputs:
-        earlier = answers.get(answer.index)
-        answers[answer.index] = answer if earlier is None else _join_answers(earlier, answer)
-    second.outputs = [answers[index] for index in sorted(answers)]
-    second.prompt_logprobs = first.prompt_logprobs or second.prompt_logprobs
-    return second
-
-
-def _join_answers(first: CompletionOutput, second: CompletionOutput) -> CompletionOutput:
-    second.text = first.text + second.text
-    second.token_ids = first.token_ids + second.token_ids
-    if first.logprobs is not None and second.logprobs is not None:
-        second.logprobs = first.logprobs + second.logprobs
-    return second
 
 
 def _num_characters(prompt: Prompt) -> int:

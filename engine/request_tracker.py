@@ -95,13 +95,21 @@ class RequestTracker:
 
         The messages end the requests in whose text a stop string was found; send them at once.
         """
+        requests, messages = self.apply(outputs)
+        return [request.take_output() for request in requests], messages
+
+    def apply(self, outputs: CoreOutputs) -> tuple[list[OpenRequest], list[FinishRequest]]:
+        """Do as ``update`` does, but leave it to the caller when to take the outputs.
+
+        Whatever has come until a request's ``take_output`` is one output.
+        """
         self._note_started(outputs)
         self._take_prompt_logprobs(outputs)
         touched: dict[str, OpenRequest] = {}
         messages = self._take_tokens(outputs, touched)
         for report in outputs.finished:
             self._take_finish(report, touched)
-        return self._take_outputs(touched.values(), outputs.now_s), messages
+        return self._find_news(touched.values(), outputs.now_s), messages
 
     def abort(
         self, request_ids: Iterable[str], now_s: float
@@ -204,13 +212,14 @@ class RequestTracker:
             request, answer = self._answers[number]
             self._finish(request, answer, finish)
             touched[request.request_id] = request
-        return self._take_outputs(touched.values(), now_s)
+        return [request.take_output() for request in self._find_news(touched.values(), now_s)]
 
-    def _take_outputs(self, requests: Iterable[OpenRequest], now_s: float) -> list[RequestOutput]:
-        outputs = []
+    def _find_news(self, requests: Iterable[OpenRequest], now_s: float) -> list[OpenRequest]:
+        """Return the requests whose clients are owed an output; note the time of those that end."""
+        owed = []
         for request in requests:
             if request.finished:
                 request.metrics.finished_time = now_s
             if request.has_news:
-                outputs.append(request.take_output())
-        return outputs
+                owed.append(request)
+        return owed

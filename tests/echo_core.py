@@ -137,6 +137,13 @@ class ThreadClient:
             raise EngineDeadError("the core is gone")
         self._inbox.put(messages)
 
+    def sent(self) -> list[CoreMessage]:
+        """Return what was sent, for tests that run the core themselves."""
+        messages: list[CoreMessage] = []
+        while not self._inbox.empty():
+            messages += self._inbox.get()
+        return messages
+
     def receive(self) -> CoreOutputs:
         while True:
             while not self._inbox.empty() or not self.core.has_work:

@@ -6,13 +6,12 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from octavo.engine.async_engine import AsyncEngine, RequestStream
+from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request_factory import RequestDefaults
 from octavo.engine.request_tracker import RequestTracker
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import EngineDeadError, InvalidRequestError
-from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 from tests.checkpoints import build_tokenizer
 from tests.echo_core import ECHO_INFO, EchoCore, ThreadClient
@@ -41,11 +40,6 @@ def make_params(*, max_tokens=5, kind=DELTA, **fields):
     return SamplingParams(max_tokens=max_tokens, output_kind=kind, **fields)
 
 
-def make_output(text, *, index=0, finish_reason=None, token_ids=(1,)):
-    answer = CompletionOutput(index, text, list(token_ids), finish_reason=finish_reason)
-    return RequestOutput("r", "p", [1], [answer], finished=finish_reason is not None)
-
-
 async def read(engine, prompt, params):
     return [output async for output in engine.generate(prompt, params)]
 
@@ -66,28 +60,39 @@ def test_deltas_join_to_the_whole():
     asyncio.run(scenario())
 
 
-def test_outputs_that_were_not_read_in_time_are_joined():
+@pytest.mark.parametrize(
+    ("kind", "expected"), [(DELTA, [[100], [101, 102]]), (CUMULATIVE, [[100], [100, 101, 102]])]
+)
+def test_what_was_not_read_in_time_is_one_output(kind, expected):
     async def scenario():
-        stream = RequestStream("r", DELTA, close=lambda _: None)
-        for text in ("a", "b"):
-            stream.put(make_output(text))
-        stream.put(make_output("x", index=1))
-        stream.put(make_output("c", finish_reason="stop"))
-        first, second = (await anext(stream)).outputs
-        assert (first.text, first.token_ids, first.finish_reason) == ("abc", [1, 1, 1], "stop")
-        assert (second.index, second.text) == (1, "x")
+        tracker = RequestTracker(Tokenizer(build_tokenizer()), ECHO_INFO, RequestDefaults())
+        client = ThreadClient(core := EchoCore())
+        engine = AsyncEngine(client, tracker, EngineMetrics("tiny", ECHO_INFO))
+        stream = await engine.add([100, 101, 102], make_params(max_tokens=3, kind=kind))
+        core.apply(client.sent())
+        engine._update(core.step())
+        outputs = [await anext(stream)]
+        engine._update(core.step())
+        engine._update(core.step())
+        outputs.append(await anext(stream))
+        assert [output.outputs[0].token_ids for output in outputs] == expected
+        assert [output.finished for output in outputs] == [False, True]
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
 
     asyncio.run(scenario())
 
 
-def test_cumulative_output_replaces_the_unread_one():
+def test_abort_hands_over_what_was_not_read():
     async def scenario():
-        stream = RequestStream("r", CUMULATIVE, close=lambda _: None)
-        stream.put(make_output("a"))
-        stream.put(make_output("ab", finish_reason="stop"))
-        assert (await anext(stream)).outputs[0].text == "ab"
+        async with running_engine() as engine:
+            stream = await engine.add([100, 101], make_params(max_tokens=4000), request_id="r")
+            await anext(stream)
+            await engine.add([100], make_params(max_tokens=1))
+            engine.abort("r")
+            outputs = [output async for output in stream]
+            assert len(outputs) == 1
+            assert outputs[0].outputs[0].finish_reason == "abort"
 
     asyncio.run(scenario())
 
