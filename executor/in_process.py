@@ -1,11 +1,12 @@
 """The executor that computes in the process of its caller."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from octavo.config import EngineConfig
-from octavo.executor.model_runner import ModelRunner
-from octavo.executor.step import Executor, Step, StepResult
+from octavo.executor.step import Executor, ExecutorInfo, Step, StepResult
 from octavo.executor.worker import create_runner
 from octavo.models.source import ModelSource
 
@@ -20,25 +21,34 @@ def create_executor(config: EngineConfig, source: ModelSource) -> Executor:
     return InProcessExecutor(create_runner(config, source), lag=1 if config.async_scheduling else 0)
 
 
+class Runner(Protocol):
+    """Computes steps in the order in which they are launched."""
+
+    info: ExecutorInfo
+
+    def launch(self, step: Step) -> Callable[[], StepResult]:
+        """Start to compute a step; returns a function that waits for its result."""
+
+
 class InProcessExecutor:
-    """Computes a step within ``submit``.
+    """Launches a step within ``submit``.
 
     ``lag`` results may be unread when the next step is submitted. They are read once, in order.
     """
 
-    def __init__(self, runner: ModelRunner, *, lag: int) -> None:
+    def __init__(self, runner: Runner, *, lag: int) -> None:
         self.info = runner.info
-        self._runner: ModelRunner | None = runner
+        self._runner: Runner | None = runner
         self._lag = lag
         self._unread: deque[InProcessHandle] = deque()
 
     def submit(self, step: Step) -> "InProcessHandle":
-        """Run a step; what the device raises is raised here."""
+        """Launch a step; what launching raises is raised here."""
         assert self._runner is not None, "submit after shutdown"
         assert len(self._unread) <= self._lag, (
             f"step {step.step_id}: {len(self._unread)} results are unread, lag is {self._lag}"
         )
-        handle = InProcessHandle(self._unread, self._runner.run(step))
+        handle = InProcessHandle(self._unread, step.step_id, self._runner.launch(step))
         self._unread.append(handle)
         return handle
 
@@ -49,13 +59,14 @@ class InProcessExecutor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InProcessHandle:
-    """A step that has run; its result is handed out once."""
+    """A launched step; its result is handed out once."""
 
     unread: "deque[InProcessHandle]"
-    outcome: StepResult
+    step_id: int
+    wait: Callable[[], StepResult]
 
     def result(self) -> StepResult:
         """Return what the step produced."""
-        assert self in self.unread, f"result of step {self.outcome.step_id} asked twice"
+        assert self in self.unread, f"result of step {self.step_id} asked twice"
         assert self is self.unread[0], "results must be read in the order of submission"
-        return self.unread.popleft().outcome
+        return self.unread.popleft().wait()

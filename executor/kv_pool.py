@@ -23,8 +23,13 @@ class PoolDemand:
     block_bytes: int
 
 
-def size_pool(config: EngineConfig, demand: PoolDemand, *, free_bytes: int) -> int:
-    """Return the number of blocks of a pool on the CPU.
+def find_cpu_budget(free_bytes: int) -> int:
+    """Return the bytes that a pool in main memory takes at most."""
+    return min(MAX_CPU_POOL_BYTES, int(CPU_POOL_SHARE * free_bytes))
+
+
+def size_pool(config: EngineConfig, demand: PoolDemand, *, budget_bytes: int) -> int:
+    """Return the number of blocks of the pool; the budget counts where no setting gives a size.
 
     Raises:
         ConfigError: a measured pool has no room for one request of an explicit ``max_model_len``,
@@ -36,8 +41,7 @@ def size_pool(config: EngineConfig, demand: PoolDemand, *, free_bytes: int) -> i
     elif config.kv_cache_memory_bytes is not None:
         num_blocks = config.kv_cache_memory_bytes // demand.block_bytes
     else:
-        budget = min(MAX_CPU_POOL_BYTES, int(CPU_POOL_SHARE * free_bytes))
-        num_blocks = min(budget // demand.block_bytes, demand.max_num_seqs * one_request)
+        num_blocks = min(budget_bytes // demand.block_bytes, demand.max_num_seqs * one_request)
     if num_blocks < one_request:
         _refuse_or_warn(config, demand, num_blocks)
     return num_blocks

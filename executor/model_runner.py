@@ -1,6 +1,7 @@
 """Runs one Step on the device: rows, copies, one forward pass, sampling, write-back."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -32,6 +33,11 @@ class ModelRunner:
         self._backend = backend
         max_blocks = -(-info.max_model_len // info.block_size)
         self._rows = Rows(info.num_rows, max_tokens=info.max_model_len, max_blocks=max_blocks)
+
+    def launch(self, step: Step) -> Callable[[], StepResult]:
+        """Execute one step; its result is there when this returns."""
+        result = self.run(step)
+        return lambda: result
 
     def run(self, step: Step) -> StepResult:
         """Execute one step and wait for it."""

@@ -7,16 +7,23 @@ that spin while they wait make a step many times slower.
 
 import logging
 import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from octavo.attention.backend import AttentionBackend, KVCacheSpec
 from octavo.attention.reference import ReferenceBackend
+from octavo.attention.triton_backend import TritonBackend
 from octavo.config import DEVICE_DEFAULTS, EngineConfig
 from octavo.errors import ConfigError
-from octavo.executor.kv_pool import PoolDemand, size_pool
+from octavo.executor.device_memory import GIB, MemoryUse, find_graph_bytes
+from octavo.executor.device_runner import DeviceOptions, DeviceRunner
+from octavo.executor.graphs import default_sizes
+from octavo.executor.kv_pool import PoolDemand, find_cpu_budget, size_pool
 from octavo.executor.model_runner import ModelRunner
 from octavo.executor.step import ExecutorInfo
+from octavo.models.causal_lm import CausalLM
 from octavo.models.config import ModelConfig
 from octavo.models.fingerprint import cache_namespace
 from octavo.models.loader import load_config, load_model, resolve_dtype
@@ -24,8 +31,11 @@ from octavo.models.source import ModelSource
 
 logger = logging.getLogger(__name__)
 
+NUM_PROFILED_BLOCKS = 16
+"""Blocks of the pool that the largest step is measured with; its rows write none."""
 
-def create_runner(config: EngineConfig, source: ModelSource) -> ModelRunner:
+
+def create_runner(config: EngineConfig, source: ModelSource) -> ModelRunner | DeviceRunner:
     """Load the model that ``source`` names and give it a KV pool and rows.
 
     Raises:
@@ -33,6 +43,7 @@ def create_runner(config: EngineConfig, source: ModelSource) -> ModelRunner:
         ModelLoadError: the checkpoint cannot be loaded.
     """
     device = _resolve_device(config)
+    free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     model_config = load_config(source)
     max_model_len = _resolve_max_model_len(config, model_config)
     dtype = resolve_dtype(config.dtype, model_config, device)
@@ -43,10 +54,8 @@ def create_runner(config: EngineConfig, source: ModelSource) -> ModelRunner:
         max_model_len=max_model_len,
         block_bytes=spec.num_block_elements() * dtype.itemsize,
     )
-    num_blocks = size_pool(config, demand, free_bytes=find_free_memory())
-    logger.info("KV pool: %d blocks of %d bytes", num_blocks, demand.block_bytes)
     info = ExecutorInfo(
-        num_blocks=num_blocks,
+        num_blocks=NUM_PROFILED_BLOCKS,
         block_size=config.block_size,
         num_rows=demand.max_num_seqs,
         vocab_size=model_config.vocab_size,
@@ -60,8 +69,90 @@ def create_runner(config: EngineConfig, source: ModelSource) -> ModelRunner:
             tensor_parallel_size=config.tensor_parallel_size,
         ),
     )
-    backend = ReferenceBackend(spec, num_blocks, dtype=dtype, device=device)
-    return ModelRunner(model, backend, info)
+    parts = RunnerParts(config, model, spec, dtype, device, info)
+    if device.type == "cpu":
+        if config.cuda_graph_sizes is not None:
+            raise ConfigError("cuda_graph_sizes is set, but there is no GPU: leave it out")
+        budget = find_cpu_budget(find_free_memory())
+        num_blocks = size_pool(config, demand, budget_bytes=budget)
+        logger.info("KV pool: %d blocks of %d bytes", num_blocks, demand.block_bytes)
+        return ModelRunner(model, parts.create_backend(num_blocks), parts.sized(num_blocks))
+    return _create_device_runner(parts, demand, free_at_start)
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerParts:
+    """What a runner is made of, before the pool has its size."""
+
+    config: EngineConfig
+    model: CausalLM
+    spec: KVCacheSpec
+    dtype: torch.dtype
+    device: torch.device
+    info: ExecutorInfo
+
+    def create_backend(self, num_blocks: int) -> AttentionBackend:
+        """Return the backend that the settings ask for, with its pool."""
+        name = self.config.attention_backend
+        if name == "auto":
+            name = "triton" if self.device.type == "cuda" else "reference"
+        if name == "triton" and self.device.type != "cuda":
+            raise ConfigError("attention_backend is triton, which needs a GPU: use reference")
+        if name == "reference" and self.device.type == "cuda":
+            raise ConfigError("attention_backend is reference, which computes on a CPU: use triton")
+        backend = TritonBackend if name == "triton" else ReferenceBackend
+        return backend(self.spec, num_blocks, dtype=self.dtype, device=self.device)
+
+    def sized(self, num_blocks: int) -> ExecutorInfo:
+        """Return the executor's description with the pool's size."""
+        return replace(self.info, num_blocks=num_blocks)
+
+
+def _create_device_runner(
+    parts: RunnerParts, demand: PoolDemand, free_at_start: int
+) -> DeviceRunner:
+    """Measure the largest step with a small pool, then give the rest of the memory to K/V."""
+    config, device = parts.config, parts.device
+    weights = torch.cuda.memory_reserved(device)
+    options = DeviceOptions(config.enforce_eager, _choose_graph_sizes(config, demand))
+    try:
+        backend = parts.create_backend(NUM_PROFILED_BLOCKS)
+        profiled = DeviceRunner(parts.model, backend, parts.info, device=device, options=options)
+        assert config.max_num_batched_tokens is not None, "the settings are not resolved"
+        profiled.profile(num_tokens=config.max_num_batched_tokens)
+    except torch.cuda.OutOfMemoryError as error:
+        raise ConfigError(
+            f"the weights take {weights / GIB:.2f} GiB and the largest step does not fit beside "
+            f"them: lower max_num_batched_tokens or max_num_seqs ({error})"
+        ) from error
+    use = MemoryUse.measure(
+        device,
+        free_at_start=free_at_start,
+        weights=weights,
+        graphs=find_graph_bytes(options.graph_sizes, parts.info.vocab_size),
+    )
+    del backend, profiled
+    torch.cuda.empty_cache()
+    logger.info("memory in bytes: %s", use)
+    budget = use.find_pool_bytes(config.gpu_memory_utilization)
+    num_blocks = size_pool(config, demand, budget_bytes=budget)
+    logger.info("KV pool: %d blocks of %d bytes", num_blocks, demand.block_bytes)
+    runner = DeviceRunner(
+        parts.model,
+        parts.create_backend(num_blocks),
+        parts.sized(num_blocks),
+        device=device,
+        options=options,
+    )
+    runner.warm_up()
+    return runner
+
+
+def _choose_graph_sizes(config: EngineConfig, demand: PoolDemand) -> tuple[int, ...]:
+    if config.enforce_eager:
+        return ()
+    sizes = config.cuda_graph_sizes or default_sizes(demand.max_num_seqs)
+    return tuple(sorted({size for size in sizes if size <= demand.max_num_seqs}))
 
 
 def find_free_memory() -> int:
@@ -82,9 +173,12 @@ def _read_available_memory() -> int:
 
 
 def _resolve_device(config: EngineConfig) -> torch.device:
-    if config.device == "cuda":
-        raise ConfigError("device is cuda; this version computes on the CPU: use cpu or auto")
-    return torch.device("cpu")
+    has_gpu = torch.cuda.is_available()
+    if config.device == "cuda" and not has_gpu:
+        raise ConfigError("device is cuda, but torch finds no CUDA device: use cpu or auto")
+    if config.device == "cpu" or not has_gpu:
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _resolve_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:

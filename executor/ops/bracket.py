@@ -1,9 +1,9 @@
 """Where the threshold of a row's filter may lie: two logits around it, from a sample of the row.
 
-Exact from a full pass: the maximum m and the sum Z of exp((x - m) / T). Guessed from the sample:
-how many logits lie above a value (top-k), and how much of Z lies below it (top-p). Mass is
-counted from below because there no single logit weighs much; above, one token that the sample
-missed may hold it all.
+How many logits lie above a value is guessed from the sample (top-k), and how much mass below it
+(top-p). Mass is counted from below because there no single logit weighs much; above, one token that
+the sample missed may hold it all. So top-p needs the exact maximum m and the sum Z of
+exp((x - m) / T), one pass over the row; top-k needs neither.
 
     count(x >= v)          ~ count in sample / fraction       top-k wants k
     sum of exp below v     ~ sum in sample / fraction         top-p wants at most (1 - p) Z
@@ -15,10 +15,24 @@ fails about once in 10^5 rows; ``choose`` finds out and works without.
 import triton
 import triton.language as tl
 
-from octavo.executor.ops.logits import LOG2_E, MAX_SPLITS, PARTIAL_WORDS, load_logits
+from octavo.executor.ops.logits import (
+    LOG2_E,
+    LOWEST,
+    MAX_SPLITS,
+    PARTIAL_WORDS,
+    load_logits,
+)
 from octavo.executor.ops.row_parameters import load_filter
 
-BRACKET_WORDS = tl.constexpr(4)  # low, high, m, Z
+# A bracket's record.
+BRACKET_WORDS = tl.constexpr(6)
+LOW = tl.constexpr(0)
+HIGH = tl.constexpr(1)
+KEEP_FROM = tl.constexpr(2)  # the lowest logit that min-p keeps
+TOTAL = tl.constexpr(3)  # Z
+TOTAL_MAXIMUM = tl.constexpr(4)  # m
+IS_FLOOR = tl.constexpr(5)  # nothing below ``low`` can be sampled, whatever the filter
+
 SAMPLE_CHUNK = tl.constexpr(32)  # neighbours read together: a sector or two of memory
 BISECTIONS = tl.constexpr(12)
 MARGIN = tl.constexpr(4.0)
@@ -26,12 +40,6 @@ GUARD = tl.constexpr(4.0)
 # In powers of two below the maximum. Noise spans less than 26 nats, 37.6 powers of two, over all
 # words, so a logit below the floor is never sampled and weighs less than 2**-46 of the maximum.
 FLOOR = tl.constexpr(-46.0)
-
-
-@triton.jit
-def compute_min_p_threshold(temperature, min_p, maximum):
-    """Return the lowest logit that min-p keeps, -inf when it is off."""
-    return maximum + temperature * tl.log(min_p)
 
 
 @triton.jit
@@ -46,14 +54,16 @@ def summarise_kernel(
     stride_edited,
     TILE: tl.constexpr,
 ):
-    """Write maximum and sum of exponentials of each split of the rows with a filter."""
+    """Write maximum and sum of exponentials of each split of the rows that need Z or m."""
     index = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     row = tl.load(rows_ptr + index).to(tl.int64)
     if row < 0:
         return
-    temperature, _, _, _, is_filtered, is_edited = load_filter(parameters_ptr, row, vocab_size)
-    if not is_filtered:
+    temperature, top_k, _, min_p, is_filtered, is_edited = load_filter(
+        parameters_ptr, row, vocab_size
+    )
+    if not (is_filtered & _needs_total(top_k, min_p)):
         return
     scale = LOG2_E / temperature
     logits_ptr += index * stride_logits
@@ -75,6 +85,11 @@ def summarise_kernel(
 
 
 @triton.jit
+def _needs_total(top_k, min_p):
+    return (top_k == 0) | (min_p > 0.0)
+
+
+@triton.jit
 def bracket_kernel(
     logits_ptr,
     edited_ptr,
@@ -82,15 +97,14 @@ def bracket_kernel(
     parameters_ptr,
     partials_ptr,
     brackets_ptr,  # (batch, BRACKET_WORDS)
-    list_counts_ptr,
     vocab_size,
     stride_logits,
     stride_edited,
     num_splits,
     SAMPLE: tl.constexpr,
-    LIST_CAPACITY: tl.constexpr,
+    MAX_LISTED: tl.constexpr,
 ):
-    """Write the bracket of each row with a filter, and clear its list."""
+    """Write the bracket of each row with a filter; aim at less than MAX_LISTED logits in it."""
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + index).to(tl.int64)
     if row < 0:
@@ -101,34 +115,40 @@ def bracket_kernel(
     if not is_filtered:
         return
     scale = LOG2_E / temperature
-    maximum, total = _merge_summaries(partials_ptr, index, num_splits, scale)
+    logits_ptr += index * stride_logits
+    if edited_ptr is not None:
+        edited_ptr += index * stride_edited
+    ids = _spread_sample(vocab_size, SAMPLE)
+    x = load_logits(logits_ptr, edited_ptr, is_edited, ids, vocab_size)
+    maximum, total = tl.max(x), 0.0  # without Z any origin near the maximum will do
+    keep_from = -float("inf")
+    if _needs_total(top_k, min_p):
+        maximum, total = _merge_summaries(partials_ptr, index, num_splits, scale)
+        keep_from = maximum + temperature * tl.log(min_p)
     by_rank = top_k > 0
-    low = compute_min_p_threshold(temperature, min_p, maximum)
-    high = low
-    if by_rank | (top_p < 1.0):
-        logits_ptr += index * stride_logits
-        if edited_ptr is not None:
-            edited_ptr += index * stride_edited
-        ids = _spread_sample(vocab_size, SAMPLE)
-        x = load_logits(logits_ptr, edited_ptr, is_edited, ids, vocab_size)
-        powers = (x - maximum) * scale
-        fraction = tl.minimum(vocab_size, SAMPLE).to(tl.float32) / vocab_size
-        rank = top_k * fraction
-        tail = (1.0 - top_p) * total * fraction
+    powers = (x - maximum) * scale
+    fraction = tl.minimum(vocab_size, SAMPLE).to(tl.float32) / vocab_size
+    rank = top_k * fraction
+    tail = (1.0 - top_p) * total * fraction
+    has_threshold = by_rank | (top_p < 1.0)
+    low_power = (keep_from - maximum) * scale
+    if has_threshold:
         low_power = _find_low(powers, rank, tail, by_rank)
-        low = maximum + low_power / scale
-        high = float("inf")
-        expected = tl.sum((powers >= low_power).to(tl.float32)) / fraction
-        # With both filters the mass that top-p divides is only known once top-k's threshold is.
-        if (expected > LIST_CAPACITY / 2) & (by_rank != (top_p < 1.0)):
+    high_power = float("inf")
+    num_listed = tl.sum((powers >= low_power).to(tl.float32)) / fraction
+    if num_listed > MAX_LISTED:
+        if not has_threshold:
+            high_power = low_power  # all that min-p keeps is above
+        elif by_rank != (top_p < 1.0):
+            # With both, the mass that top-p divides is known only once top-k's threshold is.
             high_power = _find_high(powers, rank, tail, by_rank, low_power)
-            high = maximum + high_power / scale
     bracket_ptr = brackets_ptr + index * BRACKET_WORDS
-    tl.store(bracket_ptr, low)
-    tl.store(bracket_ptr + 1, high)
-    tl.store(bracket_ptr + 2, maximum)
-    tl.store(bracket_ptr + 3, total)
-    tl.store(list_counts_ptr + index, 0)
+    tl.store(bracket_ptr + LOW, tl.maximum(maximum + low_power / scale, LOWEST))
+    tl.store(bracket_ptr + HIGH, maximum + high_power / scale)
+    tl.store(bracket_ptr + KEEP_FROM, keep_from)
+    tl.store(bracket_ptr + TOTAL, total)
+    tl.store(bracket_ptr + TOTAL_MAXIMUM, maximum)
+    tl.store(bracket_ptr + IS_FLOOR, ((low_power == FLOOR) | ~has_threshold).to(tl.float32))
 
 
 @triton.jit
@@ -139,7 +159,6 @@ def _merge_summaries(partials_ptr, index, num_splits, scale):
     maxima = tl.load(partial_ptr, mask=is_split, other=-float("inf"))
     sums = tl.load(partial_ptr + 1, mask=is_split, other=0.0)
     maximum = tl.max(maxima)
-    # Without a finite maximum the factors are NaN: so is the total, and the row is reported.
     return maximum, tl.sum(sums * tl.exp2((maxima - maximum) * scale))
 
 

@@ -1,7 +1,7 @@
 """What the sampling kernels share: reading a row of logits, and keeping the best of it.
 
 A row's logits are what the model computed, in its type, or, for a row with edits, a float32 copy
-that ``apply_edits`` made. A kernel reads either through one masked pair of loads; the masked-off
+that ``edit_logits`` made. A kernel reads either through one masked pair of loads; the masked-off
 one moves nothing.
 """
 
@@ -10,10 +10,18 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 MAX_INT = tl.constexpr(2**31 - 1)
+LOWEST = tl.constexpr(-3e38)  # below every logit that is not masked
 
-# Splits of a row leave one record of four words each; what is in it depends on the launch.
-PARTIAL_WORDS = tl.constexpr(4)
-MAX_SPLITS = tl.constexpr(128)
+# Each split of a row leaves one record. ``summarise`` writes the first two words as maximum and sum
+# of exponentials, for ``bracket`` alone; ``scan`` then writes all of them, for ``choose``.
+MAX_SPLITS = tl.constexpr(256)
+PARTIAL_WORDS = tl.constexpr(6)
+SCORE = tl.constexpr(0)
+SCORE_ID = tl.constexpr(1)
+COUNT_ABOVE = tl.constexpr(2)
+MASS_ABOVE = tl.constexpr(3)
+MAXIMUM = tl.constexpr(4)
+LENGTH = tl.constexpr(5)
 
 
 @triton.jit

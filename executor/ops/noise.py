@@ -12,6 +12,9 @@ import triton.language as tl
 
 from octavo.executor.ops.row_parameters import NUM_WORDS, SEED
 
+REACH = tl.constexpr(2.0 - 2.0**-22)
+LOWEST_NOISE = tl.constexpr(-3.2)  # -log(-log(2**-33)) is -3.13
+
 
 @triton.jit
 def load_seed(parameters_ptr, row):
@@ -66,15 +69,15 @@ def gumbel(words):
 
 
 @triton.jit
-def cannot_reach(words, distance):
-    """Return where noise is surely below -``distance``, without a logarithm.
+def lift(words, distance):
+    """Return numbers of at least REACH wherever noise may be above -``distance``.
 
-    noise > -distance needs u > 1 - exp(distance). The upper 23 bits of a word are the mantissa of
-    u + 1, rounded down by less than 2**-23; exp is taken 1 % larger and 2 a little smaller, so that
-    the error is always on the side of "could reach". False where the distance is not a number.
+    noise > -distance needs u + exp(distance) > 1: no logarithm. The upper 23 bits of a word are the
+    mantissa of 1 + u, rounded down by less than 2**-23; exp is taken 1 % larger and REACH a little
+    below 2, so the error is always on the side of "may be".
     """
     rounded = ((words >> 9) | 0x3F800000).to(tl.float32, bitcast=True)
-    return rounded < (2.0 - 2.0**-22) - tl.exp2(distance * 1.4426950408889634 + 0.0144)
+    return rounded + tl.exp2(distance * 1.4426950408889634 + 0.0144)
 
 
 @triton.jit

@@ -30,25 +30,46 @@ from torch import Tensor
 
 from octavo.executor.ops.bracket import (
     BRACKET_WORDS,
+    HIGH,
+    KEEP_FROM,
+    LOW,
+    TOTAL_MAXIMUM,
     bracket_kernel,
-    compute_min_p_threshold,
     summarise_kernel,
 )
 from octavo.executor.ops.choose import choose_kernel
 from octavo.executor.ops.logits import (
+    COUNT_ABOVE,
+    LENGTH,
     LOG2_E,
+    LOWEST,
+    MASS_ABOVE,
     MAX_SPLITS,
+    MAXIMUM,
     PARTIAL_WORDS,
+    SCORE,
+    SCORE_ID,
     load_logits,
     take_best,
 )
-from octavo.executor.ops.noise import cannot_reach, draw_words, gumbel, interleave, load_seed
+from octavo.executor.ops.noise import (
+    LOWEST_NOISE,
+    REACH,
+    draw_words,
+    gumbel,
+    interleave,
+    lift,
+    load_seed,
+)
 from octavo.executor.ops.row_parameters import load_filter
 
-LIST_CAPACITY = 8192
 SAMPLE, SAMPLE_WARPS = 4096, 8
+MAX_LISTED = 4096
+"""Logits in a bracket from which on it gets an upper end."""
+LIST_CAPACITY = 16_384
+"""Logits that can be listed for each row of a full batch; a smaller batch has room for more."""
 SUMMARY_TILE, SUMMARY_WARPS = 2048, 4
-SCAN_TILE, SCAN_WARPS = 256, 1
+SCAN_TILE, SCAN_WARPS, SCAN_REGISTERS = 256, 1, 64
 CHOICE_TILE, CHOICE_WARPS = 1024, 4
 NUM_PROGRAMS = 4096
 KEY_SHIFTS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
@@ -63,27 +84,25 @@ class SampleWorkspace:
     faults: Tensor  # (max_batch,) int32: 0, NON_FINITE or EXHAUSTED
     partials: Tensor  # (max_batch, MAX_SPLITS, PARTIAL_WORDS) float32
     brackets: Tensor  # (max_batch, BRACKET_WORDS) float32
-    list_counts: Tensor  # (max_batch,) int32
-    list_values: Tensor  # (max_batch, list_capacity) float32
-    list_ids: Tensor  # (max_batch, list_capacity) int32
+    list_values: Tensor  # (max_batch * list_capacity,) float32
+    list_ids: Tensor  # (max_batch * list_capacity,) int32
 
     @classmethod
     def create(
         cls, max_batch: int, device: torch.device | str, *, list_capacity: int = LIST_CAPACITY
     ) -> "SampleWorkspace":
-        """Allocate; 68 KB a row of the batch."""
+        """Allocate; 140 KB a row of the batch."""
 
-        def empty(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty((max_batch, *shape), dtype=dtype, device=device)
+        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
 
         return cls(
-            token_ids=empty(dtype=torch.int32),
-            faults=empty(dtype=torch.int32),
-            partials=empty(MAX_SPLITS.value, PARTIAL_WORDS.value, dtype=torch.float32),
-            brackets=empty(BRACKET_WORDS.value, dtype=torch.float32),
-            list_counts=empty(dtype=torch.int32),
-            list_values=empty(list_capacity, dtype=torch.float32),
-            list_ids=empty(list_capacity, dtype=torch.int32),
+            token_ids=empty(max_batch, dtype=torch.int32),
+            faults=empty(max_batch, dtype=torch.int32),
+            partials=empty(max_batch, MAX_SPLITS.value, PARTIAL_WORDS.value),
+            brackets=empty(max_batch, BRACKET_WORDS.value),
+            list_values=empty(max_batch * list_capacity),
+            list_ids=empty(max_batch * list_capacity, dtype=torch.int32),
         )
 
 
@@ -106,16 +125,18 @@ def sample(
 ) -> tuple[Tensor, Tensor]:
     """Sample one token a row; return views (batch,) of the workspace's token ids and faults.
 
-    ``edited`` is the float32 copy that ``apply_edits`` made of the rows that have edits. A row's
+    ``edited`` is the float32 copy that ``edit_logits`` made of the rows that have edits. A row's
     fault is NON_FINITE when a logit is NaN or inf or all are -inf, EXHAUSTED when its edits mask
     every token; its token is 0 then. Nothing is allocated.
     """
     size, vocab_size = logits.shape
     assert logits.stride(1) == 1, f"logits of a row are {logits.stride(1)} apart"
-    num_splits = min(MAX_SPLITS.value, triton.cdiv(NUM_PROGRAMS, size))
+    num_splits = min(
+        MAX_SPLITS.value, triton.cdiv(NUM_PROGRAMS, size), triton.cdiv(vocab_size, SCAN_TILE)
+    )
+    list_capacity = workspace.list_values.numel() // (size * num_splits)
     history = batch.history
     strides = (logits.stride(0), edited.stride(0) if edited is not None else 0)
-    list_capacity = workspace.list_values.shape[1]
     summarise_kernel[(size, num_splits)](
         logits,
         edited,
@@ -134,12 +155,11 @@ def sample(
         batch.parameters,
         workspace.partials,
         workspace.brackets,
-        workspace.list_counts,
         vocab_size,
         *strides,
         num_splits,
         SAMPLE=SAMPLE,
-        LIST_CAPACITY=list_capacity,
+        MAX_LISTED=MAX_LISTED,
         num_warps=SAMPLE_WARPS,
     )
     _scan_kernel[(size, num_splits)](
@@ -150,14 +170,14 @@ def sample(
         batch.parameters,
         workspace.partials,
         workspace.brackets,
-        workspace.list_counts,
         workspace.list_values,
         workspace.list_ids,
         vocab_size,
         *strides,
-        LIST_CAPACITY=list_capacity,
+        list_capacity,
         TILE=SCAN_TILE,
         num_warps=SCAN_WARPS,
+        maxnreg=SCAN_REGISTERS,
     )
     choose_kernel[(size,)](
         logits,
@@ -167,7 +187,6 @@ def sample(
         batch.parameters,
         workspace.partials,
         workspace.brackets,
-        workspace.list_counts,
         workspace.list_values,
         workspace.list_ids,
         workspace.token_ids,
@@ -176,9 +195,10 @@ def sample(
         vocab_size,
         *strides,
         num_splits,
+        list_capacity,
         history.shape[1] if history is not None else 0,
         KEY_SHIFT=KEY_SHIFTS[logits.dtype],
-        LIST_CAPACITY=list_capacity,
+        SPLITS_PAD=triton.next_power_of_2(num_splits),
         TILE=CHOICE_TILE,
         num_warps=CHOICE_WARPS,
     )
@@ -194,41 +214,41 @@ def _scan_kernel(
     parameters_ptr,
     partials_ptr,
     brackets_ptr,
-    list_counts_ptr,
-    list_values_ptr,
+    list_values_ptr,  # (batch, num_splits, list_capacity)
     list_ids_ptr,
     vocab_size,
     stride_logits,
     stride_edited,
-    LIST_CAPACITY: tl.constexpr,
+    list_capacity,
     TILE: tl.constexpr,
 ):
-    """Write the best score of each split, and put the logits inside the bracket into the list."""
+    """Write the best score of each split, and list the logits inside the bracket."""
     index = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
     row = tl.load(rows_ptr + index).to(tl.int64)
     if row < 0:
         return
-    temperature, _, _, min_p, is_filtered, is_edited = load_filter(parameters_ptr, row, vocab_size)
+    temperature, _, _, _, is_filtered, is_edited = load_filter(parameters_ptr, row, vocab_size)
     if edited_ptr is None:
         edited_row_ptr: tl.constexpr = None
     else:
         edited_row_ptr = edited_ptr + index * stride_edited
     source = (logits_ptr + index * stride_logits, edited_row_ptr, is_edited, vocab_size)
-    count_above, mass_above = 0, 0.0
+    partial_ptr = partials_ptr + (index * MAX_SPLITS + split) * PARTIAL_WORDS
     if temperature == 0.0:
-        best, best_id = _scan_maximum(source, TILE)
+        best, best_id = _scan_maximum(source, 2 * TILE)
     else:
         drawn_from = -float("inf")
         if is_filtered:
-            low = tl.load(brackets_ptr + index * BRACKET_WORDS)
-            high = tl.load(brackets_ptr + index * BRACKET_WORDS + 1)
-            maximum = tl.load(brackets_ptr + index * BRACKET_WORDS + 2)
-            drawn_from = tl.maximum(high, compute_min_p_threshold(temperature, min_p, maximum))
+            bracket_ptr = brackets_ptr + index * BRACKET_WORDS
+            low, high = tl.load(bracket_ptr + LOW), tl.load(bracket_ptr + HIGH)
+            drawn_from = tl.maximum(high, tl.load(bracket_ptr + KEEP_FROM))
             if low < high:
-                bracket = (low, high, maximum, LOG2_E / temperature)
-                place = index * LIST_CAPACITY
-                target = (list_counts_ptr + index, list_values_ptr + place, list_ids_ptr + place)
-                count_above, mass_above = _collect(source, bracket, target, LIST_CAPACITY, TILE)
+                scale = LOG2_E / temperature
+                bracket = (low, high, tl.load(bracket_ptr + TOTAL_MAXIMUM), scale)
+                start = (index * tl.num_programs(1) + split) * list_capacity
+                target = (list_values_ptr + start, list_ids_ptr + start, list_capacity)
+                _collect(source, bracket, target, partial_ptr, TILE)
         best, best_id = -float("inf"), 0
         if drawn_from < float("inf"):
             draw = (
@@ -237,11 +257,8 @@ def _scan_kernel(
                 1.0 / temperature,
             )
             best, best_id = _scan_scores(source, drawn_from, draw, TILE)
-    partial_ptr = partials_ptr + (index * MAX_SPLITS + tl.program_id(1)) * PARTIAL_WORDS
-    tl.store(partial_ptr, best)
-    tl.store(partial_ptr.to(tl.pointer_type(tl.int32)) + 1, best_id)
-    tl.store(partial_ptr.to(tl.pointer_type(tl.int32)) + 2, count_above)
-    tl.store(partial_ptr + 3, mass_above)
+    tl.store(partial_ptr + SCORE, best)
+    tl.store(partial_ptr.to(tl.pointer_type(tl.int32)) + SCORE_ID, best_id)
 
 
 @triton.jit
@@ -267,40 +284,63 @@ def _scan_scores(source, drawn_from, draw, TILE: tl.constexpr):
     """
     logits_ptr, edited_ptr, is_edited, vocab_size = source
     seed, position, inverse_temperature = draw
-    best, best_id = -float("inf"), 0
+    # One logit from ``drawn_from`` on is kept, in this split or another: no score below counts.
+    best = tl.maximum(drawn_from * inverse_temperature + LOWEST_NOISE, LOWEST)
+    best_id = -1
+    sums = tl.zeros([TILE // 4], tl.float32)  # NaN where a logit is
     for tile in range(tl.program_id(1), tl.cdiv(vocab_size, TILE), tl.num_programs(1)):
         groups = tile * (TILE // 4) + tl.arange(0, TILE // 4)
         ids = groups[:, None] * 4 + tl.arange(0, 4)[None, :]
         x = load_logits(logits_ptr, edited_ptr, is_edited, ids, vocab_size)
-        if drawn_from > -float("inf"):
-            x = tl.where(x < drawn_from, -float("inf"), x)
         w0, w1, w2, w3 = draw_words(seed, position, groups)
         words = interleave(w0, w1, w2, w3)
-        scores = x * inverse_temperature
-        if tl.min(cannot_reach(words, scores - best).to(tl.int32)) == 0:
-            best, best_id = take_best(scores + gumbel(words), ids, best, best_id)
-    return best, best_id
+        lifted = lift(words, x * inverse_temperature - best)
+        sums += tl.sum(lifted, axis=1)
+        if tl.max(lifted) >= REACH:
+            scores = x * inverse_temperature + gumbel(words)
+            scores = tl.where(x < drawn_from, -float("inf"), scores)
+            best, best_id = take_best(scores, ids, best, best_id)
+    best = tl.where(best_id < 0, -float("inf"), best)
+    has_nan = tl.max((sums != sums).to(tl.int32)) > 0
+    return tl.where(has_nan, float("nan"), best), best_id
 
 
 @triton.jit
-def _collect(source, bracket, target, LIST_CAPACITY: tl.constexpr, TILE: tl.constexpr):
-    """Append the logits inside the bracket to the list; return count and mass of those above."""
+def _collect(source, bracket, target, partial_ptr, TILE: tl.constexpr):
+    """List the logits inside the bracket; write count and mass of those above, and the maximum."""
     logits_ptr, edited_ptr, is_edited, vocab_size = source
-    low, high, maximum, scale = bracket
-    count_ptr, values_ptr, ids_ptr = target
-    counts = tl.zeros([TILE], tl.int32)
-    masses = tl.zeros([TILE], tl.float32)
+    low, high, total_maximum, scale = bracket
+    values_ptr, ids_ptr, capacity = target
+    length, maximum = 0, -float("inf")
+    count_above, mass_above = 0, 0.0
+    # A column is 8 neighbours, 16 bytes of a thread's own: places are counted without shuffles.
+    COLUMNS: tl.constexpr = TILE // 8
+    sums = tl.zeros([COLUMNS], tl.float32)  # NaN where a logit is
     for tile in range(tl.program_id(1), tl.cdiv(vocab_size, TILE), tl.num_programs(1)):
-        ids = tile * TILE + tl.arange(0, TILE)
+        columns = tile * COLUMNS + tl.arange(0, COLUMNS)
+        ids = columns[None, :] * 8 + tl.arange(0, 8)[:, None]
         x = load_logits(logits_ptr, edited_ptr, is_edited, ids, vocab_size)
-        is_inside = (x >= low) & (x < high)
-        if tl.max(is_inside.to(tl.int32)) > 0:
-            places = tl.atomic_add(count_ptr + ids * 0, 1, mask=is_inside, sem="relaxed")
-            fits = is_inside & (places < LIST_CAPACITY)
+        sums += tl.sum(x, axis=0)
+        tile_maximum = tl.max(x)
+        if tile_maximum >= low:
+            maximum = tl.maximum(maximum, tile_maximum)
+            is_inside = (x >= low) & (x < high)
+            marks = is_inside.to(tl.int32)
+            column_counts = tl.sum(marks, axis=0)
+            column_ends = tl.cumsum(column_counts)
+            places = length + (column_ends - column_counts)[None, :] + tl.cumsum(marks, axis=0) - 1
+            fits = is_inside & (places < capacity)
             tl.store(values_ptr + places, x, mask=fits)
             tl.store(ids_ptr + places, ids, mask=fits)
-        if high < float("inf"):
-            is_above = x >= high
-            counts += is_above.to(tl.int32)
-            masses += tl.where(is_above, tl.exp2((x - maximum) * scale), 0.0)
-    return tl.sum(counts), tl.sum(masses)
+            length += tl.sum(column_counts)
+            if tile_maximum >= high:
+                is_above = x >= high
+                count_above += tl.sum(is_above.to(tl.int32))
+                masses = tl.where(is_above, tl.exp2((x - total_maximum) * scale), 0.0)
+                mass_above += tl.sum(masses)
+    has_nan = tl.max((sums != sums).to(tl.int32)) > 0
+    words_ptr = partial_ptr.to(tl.pointer_type(tl.int32))
+    tl.store(words_ptr + COUNT_ABOVE, count_above)
+    tl.store(partial_ptr + MASS_ABOVE, mass_above)
+    tl.store(partial_ptr + MAXIMUM, tl.where(has_nan, float("nan"), maximum))
+    tl.store(words_ptr + LENGTH, length)

@@ -9,6 +9,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from octavo.models.layers.parallel import Shard
 from octavo.models.layers.weights import CheckpointTensor
+from octavo.models.ops.activation import silu_mul
 
 
 class GatedMLP(nn.Module):
@@ -26,8 +27,13 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (num_tokens, hidden_size) to the same shape."""
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        y: Tensor = self.down_proj(functional.silu(gate) * up)
+        gate_up = self.gate_up_proj(x)
+        if gate_up.is_cuda:
+            gated = silu_mul(gate_up)
+        else:
+            gate, up = gate_up.chunk(2, dim=-1)
+            gated = functional.silu(gate) * up
+        y: Tensor = self.down_proj(gated)
         return y
 
     def checkpoint_tensors(self, name: str) -> Iterator[CheckpointTensor]:

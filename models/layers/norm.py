@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.models.layers.weights import CheckpointTensor, empty_parameter
+from octavo.models.ops.norm import add_rms_norm, rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -18,6 +19,10 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the normalised sum of ``x`` and ``residual``, and the sum; shapes are equal."""
+        if x.is_cuda:
+            if residual is None:
+                return rms_norm(x, self.weight, eps=self.eps), x
+            return add_rms_norm(x, residual, self.weight, eps=self.eps)
         total = x if residual is None else x + residual
         return functional.rms_norm(total, self.weight.shape, self.weight, self.eps), total
 

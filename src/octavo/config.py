@@ -13,6 +13,7 @@ from octavo.errors import ConfigError
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+AttentionBackendName = Literal["auto", "triton", "reference"]
 SchedulingPolicyName = Literal["fcfs", "priority", "lpm", "dfs"]
 
 DEVICE_DEFAULTS = {
@@ -109,6 +110,15 @@ class EngineConfig:
     min_deferral_tokens: int = _setting(
         256,
         "Wait for a running prefill if that shares at least this many more tokens than the cache.",
+    )
+    attention_backend: AttentionBackendName = _setting(
+        "auto",
+        "How K/V is kept and read; auto is triton on a GPU, reference on a CPU.",
+        choices=("auto", "triton", "reference"),
+    )
+    enforce_eager: bool = _setting(False, "Launch the kernels of decode steps without CUDA graphs.")
+    cuda_graph_sizes: list[int] | None = _setting(
+        None, "Batch sizes of decode steps that get a CUDA graph; None chooses up to max_num_seqs."
     )
     async_scheduling: bool | None = _setting(
         None, "Plan and launch a step before the last one's tokens are read; None: on with a GPU."

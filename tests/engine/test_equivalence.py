@@ -36,6 +36,12 @@ def model(request, tmp_path_factory):
     return save_checkpoint(folder, build_random_model(tiny_config(request.param)))
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    """Where the engine computes, in float32."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
 def expected(model):
     """What transformers generates greedily, prompt by prompt."""
@@ -57,9 +63,10 @@ def generate_alone(network, prompt):
     return output[0, len(prompt) :].tolist()
 
 
-def make_core(model, **settings):
+def make_core(model, device, **settings):
+    defaults = {"max_model_len": 128, "num_gpu_blocks_override": 64, "max_num_seqs": 16}
     config = EngineConfig(
-        model=str(model), **{"max_model_len": 128, "num_gpu_blocks_override": 64, **settings}
+        model=str(model), device=device, dtype="float32", **{**defaults, **settings}
     )
     source = resolve_source(config, Environment.read())
     return create_core(resolve_config(config), source)
@@ -81,9 +88,9 @@ def run(core, messages):
     return tokens
 
 
-def generate(model, prompts: Sequence[Sequence[int]] = PROMPTS, sampling=None, **settings):
+def generate(model, device, prompts: Sequence[Sequence[int]] = PROMPTS, sampling=None, **settings):
     """Return each prompt's tokens, and the core that made them."""
-    core = make_core(model, **settings)
+    core = make_core(model, device, **settings)
     messages = [
         make_add(
             number,
@@ -102,10 +109,10 @@ def generate(model, prompts: Sequence[Sequence[int]] = PROMPTS, sampling=None, *
 
 @pytest.mark.parametrize("lag", [False, True])
 @pytest.mark.parametrize("block_size", [1, 16, 64])
-def test_greedy_tokens_equal_transformers(model, expected, lag, block_size):
+def test_greedy_tokens_equal_transformers(model, device, expected, lag, block_size):
     blocks = 1_024 // block_size
     settings = {"async_scheduling": lag, "block_size": block_size}
-    tokens, _ = generate(model, num_gpu_blocks_override=blocks, **settings)
+    tokens, _ = generate(model, device, num_gpu_blocks_override=blocks, **settings)
     assert tokens == expected
 
 
@@ -122,16 +129,24 @@ def test_greedy_tokens_equal_transformers(model, expected, lag, block_size):
     ],
     ids=lambda settings: ", ".join(f"{k}={v}" for k, v in settings.items()),
 )
-def test_greedy_tokens_do_not_depend_on_scheduling(model, expected, settings, lag):
-    tokens, _ = generate(model, async_scheduling=lag, **settings)
+def test_greedy_tokens_do_not_depend_on_scheduling(model, device, expected, settings, lag):
+    tokens, _ = generate(model, device, async_scheduling=lag, **settings)
+    assert tokens == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("settings", [{"enforce_eager": True}, {"cuda_graph_sizes": [3]}])
+def test_greedy_tokens_do_not_depend_on_graphs(model, expected, settings):
+    tokens, _ = generate(model, "cuda", **settings)
     assert tokens == expected
 
 
 @pytest.mark.parametrize("lag", [False, True])
 @pytest.mark.parametrize("caching", [False, True])
-def test_greedy_tokens_survive_retraction(model, expected, lag, caching):
+def test_greedy_tokens_survive_retraction(model, device, expected, lag, caching):
     tokens, core = generate(
         model,
+        device,
         async_scheduling=lag,
         enable_prefix_caching=caching,
         num_gpu_blocks_override=24,
@@ -143,8 +158,8 @@ def test_greedy_tokens_survive_retraction(model, expected, lag, caching):
     assert tokens == expected
 
 
-def test_a_second_run_reads_the_cache_and_gives_the_same(model, expected):
-    core = make_core(model)
+def test_a_second_run_reads_the_cache_and_gives_the_same(model, device, expected):
+    core = make_core(model, device)
     for repeat in range(2):
         messages = [
             make_add(100 * repeat + n, prompt, max_tokens=NUM_TOKENS, eos_ids=())
@@ -154,10 +169,10 @@ def test_a_second_run_reads_the_cache_and_gives_the_same(model, expected):
     assert core.scheduler.block_manager.stats.num_hits >= 16 + 16 + 48
 
 
-def test_sixteen_together_equal_each_alone(tiny_spm):
+def test_sixteen_together_equal_each_alone(tiny_spm, device):
     prompts = [[1, *range(20, 21 + 3 * n)] for n in range(16)]
-    together, _ = generate(tiny_spm, prompts)
-    assert together == [generate(tiny_spm, [prompt])[0][0] for prompt in prompts]
+    together, _ = generate(tiny_spm, device, prompts)
+    assert together == [generate(tiny_spm, device, [prompt])[0][0] for prompt in prompts]
 
 
 @pytest.mark.parametrize(
@@ -175,16 +190,16 @@ def test_sixteen_together_equal_each_alone(tiny_spm):
     ],
     ids=["together", "lag", "chunks", "retraction"],
 )
-def test_seeded_samples_do_not_depend_on_company(tiny_spm, settings):
+def test_seeded_samples_do_not_depend_on_company(tiny_spm, device, settings):
     sampling = [
         RowSampling(seed=n, temperature=1.0, top_p=0.9, frequency_penalty=0.5)
         for n in range(len(PROMPTS))
     ]
     alone = [
-        generate(tiny_spm, [prompt], [params])[0][0]
+        generate(tiny_spm, device, [prompt], [params])[0][0]
         for prompt, params in zip(PROMPTS, sampling, strict=True)
     ]
-    together, core = generate(tiny_spm, PROMPTS, sampling, **settings)
+    together, core = generate(tiny_spm, device, PROMPTS, sampling, **settings)
     assert together == alone
     assert together[0] != together[4], "equal prompts with different seeds"
     assert ("block_size" in settings) == (core.scheduler.num_retractions > 0)

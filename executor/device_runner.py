@@ -1,0 +1,282 @@
+"""Runs Steps on a CUDA device: uploads, kernels and read-backs in the order of submission.
+
+Rows live on the device. A step in which every row computes and samples one token is one upload, two
+graphs and one read-back; other steps launch the same kernels singly, in one forward pass. The host
+never waits for the device, except for a staging slot that is still being copied and for results.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from octavo.attention.backend import AttentionBackend
+from octavo.executor.device_logprobs import LogprobReadback, PromptLogprobReadback
+from octavo.executor.device_rows import DeviceRows
+from octavo.executor.graphs import EAGER_SIZES, DecodeGraphs, EditScratch
+from octavo.executor.ops.choose import EXHAUSTED as EXHAUSTED_CODE
+from octavo.executor.ops.prepare_inputs import DeviceBatch
+from octavo.executor.row_uploads import RowUploads
+from octavo.executor.sampler import EXHAUSTED, NON_FINITE
+from octavo.executor.staging import Readback, ReadbackRing, UploadRing
+from octavo.executor.step import ExecutorInfo, NewRow, Step, StepResult
+from octavo.executor.step_program import (
+    COLUMN_WORDS,
+    RANGE_WORDS,
+    DeviceState,
+    StepProgram,
+    StepShape,
+    create_workspace,
+    slice_batch,
+)
+from octavo.models.causal_lm import CausalLM
+
+MIN_UPLOAD_WORDS = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOptions:
+    """How decode steps are launched."""
+
+    enforce_eager: bool
+    graph_sizes: Sequence[int]
+
+
+class DeviceRunner:
+    """Owns rows, staging rings and graphs; uses the network, and the backend with its KV pool."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        backend: AttentionBackend,
+        info: ExecutorInfo,
+        *,
+        device: torch.device,
+        options: DeviceOptions,
+    ) -> None:
+        self.info = info
+        self._device = device
+        self._options = options
+        self._stream = _create_stream(device)
+        capacity = max(MIN_UPLOAD_WORDS, 2 * info.max_model_len + 4 * info.vocab_size)
+        self._uploads = UploadRing(capacity, device)
+        self._readbacks = ReadbackRing(2 * info.num_rows, device)
+        rows = DeviceRows.create(
+            info.num_rows,
+            max_model_len=info.max_model_len,
+            block_size=info.block_size,
+            device=device,
+        )
+        self._rows = rows
+        self._row_uploads = RowUploads(rows, self._uploads)
+        self._requests: dict[int, NewRow] = {}
+        self._num_blocks = np.zeros(info.num_rows, dtype=np.int32)
+        workspace, self._results = create_workspace(info.num_rows, device)
+        self._state = DeviceState(
+            model, backend, rows, self._uploads.device_words, workspace, info.block_size
+        )
+        self._max_blocks = rows.block_tables.shape[1]
+        self._edited = EditScratch(info.num_rows, info.vocab_size, device)
+        decode_batch = self._create_batch(info.num_rows, info.num_rows)
+        self._graphs = DecodeGraphs(
+            options.graph_sizes,
+            lambda size: StepProgram(
+                self._state, StepShape.decode(size), slice_batch(decode_batch, size)
+            ),
+            edited=self._edited,
+        )
+
+    def warm_up(self) -> None:
+        """Compile the kernels of decode steps and capture the sizes of a few users."""
+        if self._options.enforce_eager:
+            return
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            for size in self._options.graph_sizes:
+                if size in EAGER_SIZES:
+                    self._upload_padding(size)
+                    self._graphs.run(size, has_edits=False)
+                    self._graphs.capture(size)
+        torch.cuda.synchronize(self._device)
+
+    def profile(self, *, num_tokens: int) -> None:
+        """Run the largest step without writing anything, for its memory."""
+        num_rows = self.info.num_rows
+        shape = StepShape(num_rows, num_tokens, num_rows, max_row_tokens=1, num_ranges=0)
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            self._upload_padding(num_rows)
+            batch = self._create_batch(num_rows, num_tokens)
+            program = StepProgram(self._state, shape, batch)
+            program.forward()
+            program.sample(self._edited.take())
+        torch.cuda.synchronize(self._device)
+
+    def launch(self, step: Step) -> Callable[[], StepResult]:
+        """Enqueue one step; returns a function that waits for its result."""
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            self._apply(step)
+            if not len(step.rows):
+                return LaunchedStep(step, None, None, {}).wait
+            program = self._run(step)
+            logprobs = self._find_logprobs(step, program)
+            prompt_logprobs = self._find_prompt_logprobs(step, program)
+            readback = self._readbacks.fetch(self._results)
+            return LaunchedStep(step, readback, logprobs, prompt_logprobs).wait
+
+    def _apply(self, step: Step) -> None:
+        for row in step.released_rows:
+            del self._requests[row]
+            self._row_uploads.release(row)
+        for new in step.new_rows:
+            assert new.row not in self._requests, f"row {new.row} is taken by two requests"
+            self._requests[new.row] = new
+            self._num_blocks[new.row] = len(new.block_ids)
+        self._row_uploads.write(step.new_rows)
+        for copy in step.copies:
+            self._state.backend.copy_block(copy.source, copy.target)
+
+    def _run(self, step: Step) -> StepProgram:
+        rows = step.rows.tolist()
+        has_edits = not self._row_uploads.edited.isdisjoint(rows)
+        size = self._find_graph_size(step)
+        if size is not None:
+            self._upload(step, StepShape.decode(size))
+            return self._graphs.run(size, has_edits=has_edits)
+        shape = StepShape(
+            num_rows=len(rows),
+            num_tokens=int(step.num_tokens.sum()),
+            num_sampled=step.num_sampled,
+            max_row_tokens=int(step.num_tokens.max()),
+            num_ranges=len(step.new_blocks),
+        )
+        self._upload(step, shape)
+        batch = self._create_batch(shape.num_rows, shape.num_tokens)
+        program = StepProgram(self._state, shape, batch)
+        program.forward()
+        program.sample(self._edited.take() if has_edits else None)
+        return program
+
+    def _find_graph_size(self, step: Step) -> int | None:
+        """Return the size of the graph that serves a step; None where there is none."""
+        is_decode = len(step.rows) == int(step.num_tokens.sum()) == step.num_sampled
+        grows_by_one = all(len(growth.block_ids) == 1 for growth in step.new_blocks)
+        if self._options.enforce_eager or not is_decode or not grows_by_one:
+            return None
+        if any(self._requests[row].sampling.num_prompt_logprobs is not None for row in step.rows):
+            return None
+        return self._graphs.find_size(len(step.rows))
+
+    def _upload(self, step: Step, shape: StepShape) -> None:
+        """Send columns and table growth; rows beyond the step's are padding."""
+        words = self._uploads.take()
+        num_rows = len(step.rows)
+        columns = words[: shape.ranges_start].reshape(COLUMN_WORDS, shape.num_rows)
+        columns[0, num_rows:] = -1
+        columns[1:, num_rows:] = 0
+        columns[0, :num_rows] = step.rows
+        columns[1, :num_rows] = step.num_tokens
+        columns[2, :num_rows] = step.num_computed_tokens
+        columns[3, :num_rows] = step.sample
+        ranges = words[shape.ranges_start : shape.values_start].reshape(-1, RANGE_WORDS)
+        ranges[len(step.new_blocks) :] = 0
+        start = shape.values_start
+        for index, growth in enumerate(step.new_blocks):
+            num_new = len(growth.block_ids)
+            ranges[index] = (growth.row, self._num_blocks[growth.row], start, num_new)
+            words[start : start + num_new] = growth.block_ids
+            self._num_blocks[growth.row] += num_new
+            start += num_new
+        self._uploads.send(start)
+
+    def _upload_padding(self, size: int) -> None:
+        """Send a decode step without a row."""
+        shape = StepShape.decode(size)
+        words = self._uploads.take()
+        words[: shape.values_start] = 0
+        words[:size] = -1
+        self._uploads.send(shape.values_start)
+
+    def _create_batch(self, num_rows: int, num_tokens: int) -> DeviceBatch:
+        return DeviceBatch.create(
+            num_rows, num_tokens, max_num_blocks=self._max_blocks, device=self._device
+        )
+
+    def _find_logprobs(self, step: Step, program: StepProgram) -> LogprobReadback | None:
+        sampled_rows = step.rows[step.sample].tolist()
+        wanted = {
+            index: count
+            for index, row in enumerate(sampled_rows)
+            if (count := self._requests[row].sampling.num_logprobs) is not None
+        }
+        if not wanted:
+            return None
+        assert program.logits is not None
+        return LogprobReadback.launch(program.logits, self._results[0], wanted)
+
+    def _find_prompt_logprobs(
+        self, step: Step, program: StepProgram
+    ) -> dict[int, PromptLogprobReadback]:
+        found: dict[int, PromptLogprobReadback] = {}
+        first_token = 0
+        for index, (row, count) in enumerate(zip(step.rows, step.num_tokens, strict=True)):
+            request = self._requests[int(row)]
+            num_logprobs = request.sampling.num_prompt_logprobs
+            begin = int(step.num_computed_tokens[index])
+            end = min(begin + int(count), request.num_prompt_tokens - 1)
+            if num_logprobs is not None and begin < end:
+                assert program.hidden is not None
+                found[index] = PromptLogprobReadback.launch(
+                    self._state.model,
+                    program.hidden[first_token : first_token + end - begin],
+                    self._rows.token_ids[int(row), begin + 1 : end + 1],
+                    num_logprobs,
+                )
+            first_token += int(count)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step on the device, and its results on their way to the host."""
+
+    step: Step
+    readback: Readback | None
+    logprobs: LogprobReadback | None
+    prompt_logprobs: dict[int, PromptLogprobReadback]
+
+    def wait(self) -> StepResult:
+        """Wait for the device and make the result."""
+        if self.readback is None:
+            return StepResult(self.step.step_id, np.empty(0, dtype=np.int32))
+        started_s = time.perf_counter()
+        words = self.readback.wait()  # copied behind everything else of the step
+        num_sampled = self.step.num_sampled
+        token_ids, faults = words.reshape(2, -1)[:, :num_sampled]
+        sampled = np.flatnonzero(self.step.sample)
+        errors = {
+            int(sampled[index]): EXHAUSTED if faults[index] == EXHAUSTED_CODE.value else NON_FINITE
+            for index in np.flatnonzero(faults)
+        }
+        prompt_logprobs = {}
+        for index, pending in self.prompt_logprobs.items():
+            if (entries := pending.read()) is None:
+                errors[index] = NON_FINITE
+            else:
+                prompt_logprobs[index] = entries
+        return StepResult(
+            self.step.step_id,
+            token_ids,
+            self.logprobs.read() if self.logprobs else {},
+            prompt_logprobs,
+            errors,
+            time.perf_counter() - started_s,
+        )
+
+
+def _create_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """Return the one stream that all of an engine's work runs on; None in Triton's interpreter."""
+    if device.type != "cuda":
+        return None
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's stub
+    return stream

@@ -1,0 +1,102 @@
+"""Host memory for what travels between host and device, in rings guarded by events.
+
+A slot of a ring is written again only after the device has passed the event recorded behind its
+last use; on the device, one buffer is enough, for all copies and kernels run on one stream.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.executor.step import Int32Array
+
+NUM_SLOTS = 3
+"""One that the device reads, one behind it, one that the host fills."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """One buffer of int32 words, page-locked where the device is a GPU."""
+
+    memory: Tensor
+    words: Int32Array
+    free: "torch.cuda.Event | PassedEvent"
+
+    @classmethod
+    def create(cls, capacity: int, device: torch.device) -> "Slot":
+        """Allocate; the event is passed until it is recorded."""
+        is_cuda = device.type == "cuda"
+        memory = torch.empty(capacity, dtype=torch.int32, pin_memory=is_cuda)
+        return cls(memory, memory.numpy(), torch.cuda.Event() if is_cuda else PassedEvent())
+
+
+class PassedEvent:
+    """The event of a device that has done its work when a call returns: Triton's interpreter."""
+
+    def record(self) -> None:
+        """Nothing is under way."""
+
+    def synchronize(self) -> None:
+        """Nothing is awaited."""
+
+
+class UploadRing:
+    """Carries int32 words to a device buffer of the same capacity, whose address never changes."""
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.capacity = capacity
+        self.device_words = torch.empty(capacity, dtype=torch.int32, device=device)
+        self._slots = [Slot.create(capacity, device) for _ in range(NUM_SLOTS)]
+        self._next = 0
+
+    def take(self) -> Int32Array:
+        """Return the words of the next slot, to be filled and then sent."""
+        slot = self._slots[self._next]
+        slot.free.synchronize()
+        return slot.words
+
+    def send(self, num_words: int) -> None:
+        """Copy the first words of the taken slot to the device, on the current stream."""
+        slot = self._slots[self._next]
+        self._next = (self._next + 1) % NUM_SLOTS
+        self.device_words[:num_words].copy_(slot.memory[:num_words], non_blocking=True)
+        slot.free.record()
+
+
+class ReadbackRing:
+    """Brings device words back; a slot is read by the host before its turn comes again."""
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self._slots = [Slot.create(capacity, device) for _ in range(NUM_SLOTS)]
+        self._next = 0
+
+    def fetch(self, device_words: Tensor) -> "Readback":
+        """Start to copy a contiguous tensor, on the current stream."""
+        slot = self._slots[self._next]
+        self._next = (self._next + 1) % NUM_SLOTS
+        num_words = device_words.numel()
+        slot.memory[:num_words].copy_(device_words.view(-1), non_blocking=True)
+        slot.free.record()
+        return Readback(slot, num_words)
+
+
+@dataclass(frozen=True, slots=True)
+class Readback:
+    """Words on their way to the host."""
+
+    slot: Slot
+    num_words: int
+
+    def wait(self) -> Int32Array:
+        """Wait for the copy and return an array of its own."""
+        self.slot.free.synchronize()
+        words: Int32Array = np.array(self.slot.words[: self.num_words])
+        return words
+
+
+def to_device(values: Int32Array, device: torch.device) -> Tensor:
+    """Upload a small array without waiting for the device."""
+    host = torch.from_numpy(values)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

@@ -1,0 +1,136 @@
+"""The GPU's runner, its kernels in Triton's interpreter: every step gives what the CPU's gives.
+
+Graphs, streams and pinned memory need a device: see the gpu tests of tests/engine/test_equivalence.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from octavo.attention.triton_backend import TritonBackend
+from octavo.executor.device_runner import DeviceOptions, DeviceRunner
+from octavo.executor.in_process import InProcessExecutor
+from octavo.executor.step import BlockCopy, ExecutorInfo
+from octavo.models.loader import load_config, load_model
+from tests.executor.by_hand import ByHand, generate, make_executor
+from tests.models.oracle import source_of
+
+CPU = torch.device("cpu")
+RNG = np.random.default_rng(3)
+PROMPTS = [RNG.integers(3, 345, size=length).tolist() for length in (5, 19)]
+
+
+def make_device_executor(folder, *, lag=0, num_rows=4, block_size=16):
+    """Load a checkpoint into a DeviceRunner whose device is the interpreter."""
+    source = source_of(folder)
+    config = load_config(source)
+    model = load_model(source, config, dtype=torch.float32, device=CPU)
+    info = ExecutorInfo(
+        num_blocks=48,
+        block_size=block_size,
+        num_rows=num_rows,
+        vocab_size=config.vocab_size,
+        max_model_len=96,
+        cache_namespace=b"",
+    )
+    backend = TritonBackend(
+        model.kv_cache_spec(block_size), info.num_blocks, dtype=torch.float32, device="cpu"
+    )
+    options = DeviceOptions(enforce_eager=True, graph_sizes=())
+    runner = DeviceRunner(model, backend, info, device=CPU, options=options)
+    return InProcessExecutor(runner, lag=lag)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_greedy_tokens_in_chunks_are_those_of_transformers(oracle, lag):
+    executor = make_device_executor(oracle.folder, lag=lag)
+    expected = [oracle.generate(prompt, 4) for prompt in PROMPTS]
+    assert generate(executor, PROMPTS, 4, lag=lag, chunk=8) == expected
+
+
+def test_tables_grow_by_one_block_or_several(llama):
+    executor = make_device_executor(llama.folder, block_size=2)
+    assert generate(executor, PROMPTS[:1], 6) == [llama.generate(PROMPTS[0], 6)]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1.0, "seed": 7, "top_p": 0.8, "top_k": 40},
+        {"temperature": 1.0, "seed": 7, "min_p": 0.05, "repetition_penalty": 1.3},
+        {"frequency_penalty": 2.0, "presence_penalty": 1.0},
+        {"logit_bias": ((300, 50.0),), "min_tokens": 2, "held_back_ids": (300,)},
+        {"allowed_token_ids": (40, 50, 60), "bad_words_ids": ((40, 50), (60,))},
+    ],
+    ids=lambda sampling: next(iter(sampling)),
+)
+def test_every_parameter_chooses_what_the_cpu_chooses(llama, sampling):
+    on_device = generate(make_device_executor(llama.folder), PROMPTS, 4, **sampling)
+    assert on_device == generate(make_executor(llama.folder), PROMPTS, 4, **sampling)
+
+
+def test_rows_with_and_without_edits_share_a_step(llama):
+    hand = ByHand(make_device_executor(llama.folder))
+    hand.admit(0, PROMPTS[0])
+    hand.admit(1, PROMPTS[1], logit_bias=((300, 90.0),))
+    hand.step({0: 5, 1: 19})
+    plain, biased = hand.requests[0], hand.requests[1]
+    hand.decode(2)
+    assert plain.outputs == llama.generate(PROMPTS[0], 3)
+    assert biased.outputs == [300, 300, 300]
+
+
+def test_logprobs_and_prompt_logprobs_are_those_of_the_cpu(llama):
+    found = []
+    for make in (make_device_executor, make_executor):
+        hand = ByHand(make(llama.folder))
+        request = hand.admit(0, PROMPTS[1], num_logprobs=3, num_prompt_logprobs=2)
+        hand.step({0: 8})
+        hand.step({0: 11})
+        hand.decode(2)
+        found.append(request.prompt_logprobs + request.logprobs)
+    assert len(found[0]) == len(found[1]) == 18 + 3
+    for ours, expected in zip(*found, strict=True):
+        assert ours.ids.tolist() == expected.ids.tolist()
+        assert ours.rank == expected.rank
+        np.testing.assert_allclose(ours.logprobs, expected.logprobs, atol=1e-4)
+
+
+def test_a_copied_block_serves_like_its_source(llama):
+    prefix = PROMPTS[1][:16]
+    hand = ByHand(make_device_executor(llama.folder))
+    first = hand.admit(0, prefix)
+    hand.step({0: 16})
+    second = hand.admit(1, [*prefix, 5], blocks=[40], computed=16)
+    hand.step({1: 1}, copies=[BlockCopy(first.blocks[0], 40)])
+    assert second.outputs == llama.generate([*prefix, 5], 1)
+
+
+def test_a_step_that_samples_nothing_returns_no_token(llama):
+    hand = ByHand(make_device_executor(llama.folder))
+    request = hand.admit(0, PROMPTS[1])
+    hand.step({0: 8})
+    assert request.outputs == []
+    hand.step({0: 11})
+    assert request.outputs == llama.generate(PROMPTS[1], 1)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, inside the interpreter
+def test_a_row_with_non_finite_logits_errs_alone(llama):
+    executor = make_device_executor(llama.folder)
+    hand = ByHand(executor)
+    bad, good = hand.admit(0, PROMPTS[0]), hand.admit(1, PROMPTS[1])
+    block = bad.blocks[0]
+    hand.step({0: 4, 1: 19})
+    executor._runner._state.backend.kv_pool[block, 0, 1, 0] = float("nan")
+    hand.step({0: 1, 1: 1})
+    assert "not finite" in bad.error
+    assert good.error is None
+    assert good.outputs == llama.generate(PROMPTS[1], 2)
+
+
+def test_more_admissions_than_an_upload_holds_take_several(llama):
+    executor = make_device_executor(llama.folder)
+    executor._runner._uploads.capacity = 60
+    expected = [llama.generate(prompt, 2) for prompt in PROMPTS]
+    assert generate(executor, PROMPTS, 2) == expected
