@@ -53,7 +53,9 @@ class AttentionInputs:
 
     Row r owns the tokens ``query_start[r] : query_start[r + 1]`` of the flat batch; they are the
     last ones of its ``context_lengths[r]`` tokens. Token t goes to slot ``slot_mapping[t] =
-    block_id * block_size + offset``; a negative slot is skipped by every kernel.
+    block_id * block_size + offset``; a negative slot is skipped by every kernel. Padding rows have
+    no context, padding tokens a negative slot. In a step with no more tokens than rows, padding
+    included, no row has more than one.
     """
 
     query_start: Tensor  # (num_rows + 1,)

@@ -12,8 +12,9 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -140,22 +141,24 @@ class Pool:
         return [self.make_inputs(rows) for _ in range(math.ceil(4 * L2_BYTES / read))]
 
 
-def time_graph(launches: list[Callable[[], object]], *, num_replays: int = 15) -> float:
+def time_graph(launches: Sequence[Callable[[], object]], *, num_replays: int = 15) -> float:
     """Return the median time of one launch in microseconds."""
     launches[0]()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for launch in launches:
             launch()
-    times = []
-    for _ in range(3 + num_replays):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop))
+    times = [_time_once(graph) for _ in range(3 + num_replays)]
     return statistics.median(times[3:]) / len(launches) * 1000
+
+
+def _time_once(graph: torch.cuda.CUDAGraph) -> float:
+    start, stop = torch.Event("cuda", enable_timing=True), torch.Event("cuda", enable_timing=True)
+    start.record()
+    graph.replay()
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop)
 
 
 def create_workspace(model: Model) -> DecodeWorkspace:
@@ -176,10 +179,13 @@ def time_decode(pool: Pool, lengths: list[int]) -> dict[str, float]:
     plans = [plan_decode(layer, inputs, workspace=workspace) for inputs in steps]
     q, out = make_heads(layer, len(lengths), pool.model.dtype)
 
-    def launch(plan, cache):
-        return lambda: decode(layer, q, cache=cache, plan=plan, out=out)
-
-    us = time_graph([launch(plan, cache) for plan in plans for cache in pool.caches])
+    us = time_graph(
+        [
+            partial(decode, layer, q, cache=cache, plan=plan, out=out)
+            for plan in plans
+            for cache in pool.caches
+        ]
+    )
     return {"us": us, "floor_us": sum(lengths) * pool.model.token_bytes / COPY_BYTES_PER_S * 1e6}
 
 
@@ -191,10 +197,10 @@ def time_prefill(
     plan = plan_prefill(layer, inputs, dtype=pool.model.dtype)
     q, out = make_heads(layer, sum(num_tokens for num_tokens, _ in rows), pool.model.dtype)
 
-    def launch(cache):
-        return lambda: kernel(layer, q, cache=cache, plan=plan, out=out)
-
-    us = time_graph([launch(cache) for cache in pool.caches[:4]], num_replays=5)
+    launches = [
+        partial(kernel, layer, q, cache=cache, plan=plan, out=out) for cache in pool.caches[:4]
+    ]
+    us = time_graph(launches, num_replays=5)
     seen = sum(n * context - n * (n - 1) / 2 for n, context in rows)
     flop = 4 * layer.num_heads * layer.head_dim * seen
     return {"us": us, "floor_us": flop / MATRIX_FLOP_PER_S * 1e6, "tflops": flop / us / 1e6}
@@ -206,10 +212,8 @@ def time_store(pool: Pool, num_tokens: int) -> dict[str, float]:
     width = (layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim
     qkv = torch.randn(num_tokens, width, dtype=pool.model.dtype, device="cuda")
 
-    def launch(cache):
-        return lambda: store_kv(layer, qkv, inputs=inputs, cache=cache)
-
-    us = time_graph([launch(cache) for cache in pool.caches])
+    launches = [partial(store_kv, layer, qkv, inputs=inputs, cache=cache) for cache in pool.caches]
+    us = time_graph(launches)
     return {"us": us, "floor_us": 2 * qkv.nbytes / COPY_BYTES_PER_S * 1e6}
 
 
@@ -218,7 +222,7 @@ def time_plans(pool: Pool, num_rows: int) -> dict[str, float]:
     layer, workspace = pool.model.make_layer(), create_workspace(pool.model)
     inputs = pool.make_inputs([(1, 100)] * (num_rows - 1) + [(100, 100)])
 
-    def launch():
+    def launch() -> None:
         plan_decode(layer, inputs, workspace=workspace)
         plan_prefill(layer, inputs, dtype=pool.model.dtype)
 
@@ -232,22 +236,21 @@ def make_heads(layer: AttentionLayer, num_tokens: int, dtype: torch.dtype) -> tu
     return q, torch.empty_like(q)
 
 
-def run_all(pool: Pool, kernels: list[str]) -> Iterator[dict[str, object]]:
-    """Yield one line a kernel and shape."""
+def run_all(pool: Pool, kernels: list[str]) -> Iterator[tuple[str, str, dict[str, float]]]:
+    """Yield kernel, shape and times, one after the other."""
     if "store" in kernels:
         for num_tokens in (1, 64, 8192):
-            yield {"kernel": "store_kv", "shape": str(num_tokens), **time_store(pool, num_tokens)}
+            yield "store_kv", str(num_tokens), time_store(pool, num_tokens)
     if "plan" in kernels:
         for num_rows in (64, 1024):
-            yield {"kernel": "plans", "shape": str(num_rows), **time_plans(pool, num_rows)}
+            yield "plans", str(num_rows), time_plans(pool, num_rows)
     if "decode" in kernels:
         for shape, lengths in DECODES.items():
-            yield {"kernel": "decode", "shape": shape, **time_decode(pool, lengths)}
+            yield "decode", shape, time_decode(pool, lengths)
     if "prefill" in kernels:
         for shape, rows in PREFILLS.items():
             for kernel in (prefill, prefill_on_hopper):
-                times = time_prefill(pool, rows, kernel=kernel)
-                yield {"kernel": kernel.__name__, "shape": shape, **times}
+                yield kernel.__name__, shape, time_prefill(pool, rows, kernel=kernel)
 
 
 def main() -> None:
@@ -263,11 +266,11 @@ def main() -> None:
     dims = POOL_DIMS[arguments.layout, arguments.order]
     pool = Pool(model, arguments.pool_gb * 1e9, dims=dims)
     settings = {"device": torch.cuda.get_device_name(), "pool": dims, "group": model.group}
-    for line in run_all(pool, arguments.kernels):
-        if "floor_us" in line:
-            line["percent_of_floor"] = 100 * line["floor_us"] / line["us"]
-        rounded = {k: round(v, 2) if isinstance(v, float) else v for k, v in line.items()}
-        print(json.dumps(settings | rounded), flush=True)
+    for kernel, shape, times in run_all(pool, arguments.kernels):
+        if "floor_us" in times:
+            times["percent_of_floor"] = 100 * times["floor_us"] / times["us"]
+        times = {name: round(value, 2) for name, value in times.items()}
+        print(json.dumps({**settings, "kernel": kernel, "shape": shape, **times}), flush=True)
 
 
 if __name__ == "__main__":

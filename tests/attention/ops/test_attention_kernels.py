@@ -34,7 +34,7 @@ def test_chunks_of_any_length_equal_the_reference():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_mixed_step_with_padding_equals_the_reference(dtype):
-    rows = [(1, 5), (20, 20), (1, 70), (7, 31), (1, 1)]
+    rows = [(1, 5), (18, 20), (1, 70), (3, 31), (1, 1)]
     batch = make_batch(
         make_layer(norm=True), rows, dtype=dtype, num_padding_rows=2, num_padding_tokens=3
     )
@@ -43,7 +43,7 @@ def test_a_mixed_step_with_padding_equals_the_reference(dtype):
 
 @pytest.mark.parametrize("group", [1, 3, 7])
 def test_any_group_of_query_heads_equals_the_reference(group):
-    batch = make_batch(make_layer(kv_heads=1, group=group, head_dim=16), [(1, 70), (20, 30)])
+    batch = make_batch(make_layer(kv_heads=1, group=group, head_dim=16), [(1, 70), (10, 30)])
     assert_kernels_equal_reference(batch)
 
 
@@ -56,26 +56,25 @@ def test_any_head_size_equals_the_reference(head_dim):
 @pytest.mark.parametrize("window", [1, 64, 100])
 def test_a_sliding_window_equals_the_reference(window):
     layer = make_layer(kv_heads=1, sliding_window=window)
-    batch = make_batch(layer, [(1, 131), (1, 3), (40, 150), (2, 129)])
+    batch = make_batch(layer, [(1, 131), (1, 3), (18, 150), (2, 129)])
     assert_kernels_equal_reference(batch)
 
 
 @pytest.mark.parametrize("block_size", [1, 128])
 def test_any_block_size_equals_the_reference(block_size):
-    batch = make_batch(make_layer(kv_heads=1), [(1, 70), (20, 67)], block_size=block_size)
+    batch = make_batch(make_layer(kv_heads=1), [(1, 70), (9, 67)], block_size=block_size)
     assert_kernels_equal_reference(batch)
 
 
 def test_heads_before_tokens_inside_a_block_is_a_matter_of_strides():
-    batch = make_batch(make_layer(), [(1, 70), (20, 67)])
+    batch = make_batch(make_layer(), [(1, 70), (5, 67)])
     pool = batch.pool.transpose(3, 4).contiguous().transpose(3, 4)
     cache = PagedKV(pool[:, LAYER_INDEX, 0], pool[:, LAYER_INDEX, 1])
     expected = run_kernels(batch)
     assert torch.equal(run_kernels(batch, cache=cache), expected)
 
 
-@pytest.mark.parametrize("rotary_dim", [16, 64])
-@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(("rotary_dim", "norm"), [(16, False), (64, True)])
 def test_stored_k_and_v_equal_the_reference_and_nothing_else_changes(rotary_dim, norm):
     layer = make_layer(kv_heads=3, rotary_dim=rotary_dim, norm=norm)
     batch = make_batch(layer, [(1, 1), (18, 33)], num_padding_rows=1, num_padding_tokens=1)
@@ -85,6 +84,6 @@ def test_stored_k_and_v_equal_the_reference_and_nothing_else_changes(rotary_dim,
 
 
 def test_a_row_that_another_row_of_the_step_writes_is_read_complete():
-    batch = make_batch(make_layer(), [(33, 33), (1, 34)])
-    batch.inputs.block_tables[1, :2] = batch.inputs.block_tables[0, :2]
+    batch = make_batch(make_layer(), [(16, 16), (1, 17)])
+    batch.inputs.block_tables[1, 0] = batch.inputs.block_tables[0, 0]
     assert_kernels_equal_reference(batch)
