@@ -17,6 +17,8 @@ from octavo.attention.backend import AttentionInputs, AttentionLayer, KVCacheSpe
 
 MAX_TILE_QUERIES = 256
 """Queries of one row that attend together: bounds the mask and skips most of its upper triangle."""
+MAX_TILE_BYTES = 2**20
+"""Keys that several rows gather together: with the values they fit in a core's cache."""
 
 
 class ReferenceBackend:
@@ -67,11 +69,11 @@ class ReferenceAttention:
 
     def __call__(self, layer: AttentionLayer, qkv: Tensor) -> Tensor:
         """Store k and v of all tokens, then attend."""
-        heads = qkv.view(len(qkv), -1, layer.head_dim)
-        counts = [layer.num_heads, layer.num_kv_heads, layer.num_kv_heads]
-        q, k, v = torch.split(heads.float(), counts, dim=1)
-        q = self._rotate(layer, _normalise(q, layer.q_norm, layer.norm_eps))
-        k = self._rotate(layer, _normalise(k, layer.k_norm, layer.norm_eps))
+        heads = qkv.view(len(qkv), -1, layer.head_dim).float()
+        num_rotated = layer.num_heads + layer.num_kv_heads
+        qk, v = heads[:, :num_rotated], heads[:, num_rotated:]
+        qk = _rotate(_normalise(layer, qk), *self._find_rotation(layer))
+        q, k = qk[:, : layer.num_heads], qk[:, layer.num_heads :]
         keys, values = self._find_layer(layer.index)
         self._store(keys, k)
         self._store(values, v)
@@ -81,13 +83,14 @@ class ReferenceAttention:
             output.index_copy_(0, tile.tokens, _attend(layer, tile, tile_q, keys, values))
         return output.flatten(1).to(qkv.dtype)
 
-    def _rotate(self, layer: AttentionLayer, x: Tensor) -> Tensor:
+    def _find_rotation(self, layer: AttentionLayer) -> tuple[Tensor, Tensor]:
+        """Return cos and sin of the tokens' positions, (num_tokens, 1, rotary_dim / 2)."""
         key = id(layer.rotary)  # layers share their tables; the model keeps them alive
         if key not in self._rotations:
             table = layer.rotary.index_select(0, self._inputs.positions)
             cos, sin = table.unsqueeze(1).chunk(2, dim=-1)
             self._rotations[key] = cos, sin
-        return _rotate(x, *self._rotations[key])
+        return self._rotations[key]
 
     def _find_layer(self, index: int) -> tuple[Tensor, Tensor]:
         first = 2 * index * self._block_size
@@ -103,7 +106,8 @@ class ReferenceAttention:
 
     def _find_tiles(self, window: int | None) -> "list[_Tile]":
         if window not in self._tiles:
-            cuts = _cut_into_tiles(self._inputs)
+            max_context = MAX_TILE_BYTES // (self._lines.shape[1] * self._lines.itemsize)
+            cuts = _cut_into_tiles(self._inputs, max_context=max_context)
             self._tiles[window] = [self._make_tile(rows, tokens, window) for rows, tokens in cuts]
         return self._tiles[window]
 
@@ -137,11 +141,13 @@ class _Tile:
     bias: Tensor | None  # (num_rows, 1, num_queries, width) 0 or -inf; None sees everything
 
 
-def _cut_into_tiles(inputs: AttentionInputs) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (rows, tokens) of each tile.
+def _cut_into_tiles(
+    inputs: AttentionInputs, *, max_context: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (rows, tokens) of each tile: some queries of one row, or one query each of many rows.
 
-    Rows with one query are put together by the power of two of their length, so that less than
-    half of what they read together is filling.
+    Many rows share a tile if their lengths have the same power of two, so that filling is less
+    than half of it, and no more than ``max_context`` tokens are read.
     """
     device = inputs.query_start.device
     starts, lengths = inputs.query_start.tolist(), inputs.context_lengths.tolist()
@@ -154,19 +160,31 @@ def _cut_into_tiles(inputs: AttentionInputs) -> Iterator[tuple[Tensor, Tensor]]:
             last = min(first + MAX_TILE_QUERIES, stop)
             yield torch.tensor([row], device=device), torch.arange(first, last, device=device)[None]
     for rows in alike.values():
-        tokens = [[starts[row]] for row in rows]
-        yield torch.tensor(rows, device=device), torch.tensor(tokens, device=device)
+        size = max(1, max_context // max(lengths[row] for row in rows))
+        for some in (rows[first : first + size] for first in range(0, len(rows), size)):
+            tokens = [[starts[row]] for row in some]
+            yield torch.tensor(some, device=device), torch.tensor(tokens, device=device)
 
 
-def _normalise(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    return x if weight is None else F.rms_norm(x, (x.shape[-1],), weight.float(), eps)
+def _normalise(layer: AttentionLayer, qk: Tensor) -> Tensor:
+    """RMS-normalise the heads of q and of k, (num_tokens, num_heads + num_kv_heads, head_dim)."""
+    if layer.q_norm is None and layer.k_norm is None:
+        return qk
+    q, k = qk[:, : layer.num_heads], qk[:, layer.num_heads :]
+    parts = [
+        x if weight is None else F.rms_norm(x, (layer.head_dim,), weight.float(), layer.norm_eps)
+        for x, weight in ((q, layer.q_norm), (k, layer.k_norm))
+    ]
+    return torch.cat(parts, dim=1)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the pairs (i, i + half) of the first elements of each head; the others pass."""
     half = cos.shape[-1]
-    a, b, rest = torch.split(x, [half, half, x.shape[-1] - 2 * half], dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    first = (a * cos).addcmul_(b, sin, value=-1)
+    second = (b * cos).addcmul_(a, sin)
+    return torch.cat((first, second, rest), dim=-1)
 
 
 def _attend(layer: AttentionLayer, tile: _Tile, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
