@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from octavo.models.layers.parallel import Shard
 from octavo.models.layers.weights import CheckpointTensor, empty_parameter
+from octavo.models.ops.linear import linear
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -41,7 +42,7 @@ class VocabParallelEmbedding(nn.Module):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Map (n, hidden_size) to (n, vocab_size) logits of the same type, whole on every rank."""
-        logits = functional.linear(hidden, self.weight)
+        logits = linear(hidden, self.weight)
         return self.shard.collective.all_gather(logits)[:, : self.vocab_size]
 
     def checkpoint_tensors(self, name: str) -> Iterator[CheckpointTensor]:

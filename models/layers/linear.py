@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from octavo.models.layers.parallel import Shard, Span
 from octavo.models.layers.weights import CheckpointTensor, empty_parameter
+from octavo.models.ops.linear import linear
 
 
 class ColumnParallelLinear(nn.Module):
@@ -25,7 +25,7 @@ class ColumnParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (num_tokens, in_features) to this rank's outputs, in the order of the matrices."""
-        return functional.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
     def checkpoint_tensors(self, parent: str) -> Iterator[CheckpointTensor]:
         """Name the matrices below ``parent`` and their place in the stack."""
@@ -57,7 +57,7 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map this rank's (num_tokens, inputs.length) to the whole output on every rank."""
-        y = self.shard.collective.all_reduce(functional.linear(x, self.weight))
+        y = self.shard.collective.all_reduce(linear(x, self.weight))
         return y if self.bias is None else y + self.bias
 
     def checkpoint_tensors(self, name: str) -> Iterator[CheckpointTensor]:

@@ -1,0 +1,80 @@
+"""The product with one row against torch in float64, whatever the shape and the type."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from octavo.models.ops.gemv import WEIGHTS_PER_THREAD, choose_tile, gemv
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCE = {torch.float32: 1e-6, torch.float16: 2**-10}
+if DEVICE == "cuda":  # the interpreter cuts where the device rounds
+    TOLERANCE[torch.bfloat16] = 2**-8
+SHAPES = [(1, 1), (5, 40), (3, 576), (64, 128), (7, 1000), (3, 2048), (10, 3080), (2, 4096)]
+MODEL_SHAPES = [(4096, 1024), (1024, 2048), (1024, 3072), (4096, 12288), (151936, 1024)]
+
+
+def make_operands(num_outputs, num_inputs, dtype=torch.float32):
+    """Random operands whose products have a spread of 1."""
+    x = torch.randn(1, num_inputs, device=DEVICE) * num_inputs**-0.5
+    weight, bias = torch.randn(num_outputs, num_inputs), torch.randn(num_outputs)
+    return x.to(dtype), weight.to(DEVICE, dtype), bias.to(DEVICE, dtype)
+
+
+def assert_product(found, x, weight, bias=0.0):
+    expected = functional.linear(x.double(), weight.double()) + bias
+    tolerance = TOLERANCE[found.dtype]
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_product_equals_torch(shape, dtype):
+    x, weight, bias = make_operands(*shape, dtype)
+    assert gemv(x, weight).dtype == dtype
+    assert_product(gemv(x, weight), x, weight)
+    assert_product(gemv(x, weight, bias), x, weight, bias)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", MODEL_SHAPES)
+def test_the_product_equals_torch_at_the_shapes_of_models(shape, dtype):
+    x, weight, bias = make_operands(*shape, dtype)
+    assert_product(gemv(x, weight, bias), x, weight, bias)
+
+
+def test_rows_of_the_weight_may_be_apart():
+    x, wide, _ = make_operands(6, 200)
+    x, weight = x[:, 16:80], wide[:, 32:96]
+    assert_product(gemv(x, weight), x, weight)
+
+
+def test_nothing_is_written_behind_the_last_output():
+    x, weight, _ = make_operands(5, 64)
+    guarded = torch.full((1, 64), torch.nan, device=DEVICE)
+    gemv(x, weight, out=guarded[:, :5])
+    assert_product(guarded[:, :5], x, weight)
+    assert guarded[:, 5:].isnan().all()
+
+
+@pytest.mark.gpu
+def test_a_graph_computes_what_its_inputs_hold_now():
+    x, weight, _ = make_operands(256, 512)
+    gemv(x, weight)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = gemv(x, weight)
+    x.copy_(torch.randn_like(x) * 512**-0.5)
+    graph.replay()
+    assert_product(out, x, weight)
+    first = out.clone()
+    graph.replay()
+    assert torch.equal(out, first)
+
+
+def test_every_tile_gives_a_thread_the_same_number_of_weights():
+    for num_inputs in (1, 40, 576, 1024, 1536, 2048, 3584, 4096, 5120, 12288, 14336):
+        rows, columns, num_warps = choose_tile(num_inputs)
+        assert rows * columns == 32 * num_warps * WEIGHTS_PER_THREAD
+        assert columns < 2 * num_inputs
