@@ -25,7 +25,9 @@ from octavo.attention.ops.plan import MAX_GROUP, SHARE_FIELDS, DecodePlan, first
 
 LOG2_E = 1.4426950408889634
 NUM_WARPS = 2
+"""Four need larger tiles and wait longer at the ends of segments, one is slower at batch 1."""
 NUM_STAGES = 3
+"""Two tiles in flight; with three, fewer programs fit beside each other."""
 MERGED_ELEMENTS = 4096
 """Floats of partial results that a merge reads at a time: 32 registers a thread."""
 

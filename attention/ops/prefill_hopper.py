@@ -31,10 +31,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from octavo.attention.backend import AttentionLayer
+from octavo.attention.ops.decode import LOG2_E
 from octavo.attention.ops.paged_kv import PagedKV
 from octavo.attention.ops.plan import BLOCK_M, TILE_FIELDS, PrefillPlan
 
-LOG2_E = 1.4426950408889634
 ROWS = gl.constexpr(BLOCK_M // 2)
 """Rows of one consumer: what one warpgroup multiplies at once."""
 BLOCK_N = gl.constexpr(128)
@@ -45,8 +45,9 @@ CHUNK = gl.constexpr(16)
 """Tokens of V that are cleared at a time behind the end of the context."""
 CONSUMER_REGISTERS = gl.constexpr(232)
 PRODUCER_REGISTERS = gl.constexpr(40)
+"""Of a thread. With 240 and 24 the producer spills."""
 MAX_REGISTERS = 168
-"""Registers of a thread before they are shared out: 64 Ki over three warpgroups."""
+"""Of a thread before they are shared out: 64 Ki over three warpgroups."""
 
 
 def can_prefill_on_hopper(layer: AttentionLayer, cache: PagedKV) -> bool:
