@@ -143,7 +143,7 @@ class Demo:
 
 
 @contextmanager
-def running_server() -> Iterator[str]:
+def running_server(*arguments: str) -> Iterator[str]:
     """Run ``octavo serve`` on a free port and end it afterwards; yield its URL when it is ready.
 
     Raises:
@@ -152,8 +152,8 @@ def running_server() -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     main = "import sys; from octavo.entrypoints.cli.main import main; sys.exit(main())"
-    arguments = ["serve", "--port", str(port), "--no-access-log"]
-    with subprocess.Popen([sys.executable, "-c", main, *arguments]) as process:
+    command = [sys.executable, "-c", main, "serve", "--port", str(port), "--no-access-log"]
+    with subprocess.Popen([*command, *arguments]) as process:
         try:
             client = HttpClient(f"http://127.0.0.1:{port}")
             while not _is_ready(client):

@@ -1,0 +1,128 @@
+"""What the server adds to the time to first token of ``LLM``: HTTP, JSON, processes and sockets.
+
+Sequential requests over one connection, each beside the same request to an ``LLM`` in this process.
+The network is tiny and random, so that what is measured is not the model. Prints one JSON line.
+
+usage: python benchmarks/server_overhead.py [--requests 200] [--prompt-words 40]
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import tempfile
+import time
+from http.client import HTTPConnection
+from pathlib import Path
+
+from octavo import LLM, SamplingParams
+from octavo.config import Environment
+from octavo.entrypoints.cli.demo import running_server
+from octavo.models.default_model import get_default_model
+from octavo.sampling_params import RequestOutputKind
+
+NETWORK = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 49_152,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2_048,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 2,
+    "torch_dtype": "float32",
+}
+WORDS = ["page", "of", "type", "set", "by", "hand", "and", "then", "ink", "is", "laid", "on", "it"]
+NUM_WARM_UP = 20
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--prompt-words", type=int, default=40)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(NETWORK))
+        tokenizer = str(get_default_model(Environment.read()))
+        settings = {"tokenizer": tokenizer, "load_format": "dummy", "num_gpu_blocks_override": 512}
+        options = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+        with LLM(folder, **settings) as llm, running_server(folder, *options) as url:
+            offline, served = measure(llm, url, args.requests, args.prompt_words)
+    report(args, offline, served)
+
+
+def measure(
+    llm: LLM, url: str, num_requests: int, num_words: int
+) -> tuple[list[float], list[float]]:
+    """Return the times to first token of both, request by request."""
+    choose = random.Random(0).choices
+    connection = HTTPConnection(url.removeprefix("http://"))
+    offline, served = [], []
+    for _ in range(NUM_WARM_UP + num_requests):
+        prompt = " ".join(choose(WORDS, k=num_words))
+        offline.append(time_offline(llm, prompt))
+        served.append(time_served(connection, prompt))
+    connection.close()
+    return offline[NUM_WARM_UP:], served[NUM_WARM_UP:]
+
+
+def time_offline(llm: LLM, prompt: str) -> float:
+    """Return the seconds from asking to the first text, as ``LLM`` gives it."""
+    params = SamplingParams(
+        temperature=0, max_tokens=2, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+    )
+    engine = llm.llm_engine
+    start = time.perf_counter()
+    engine.add_request("r", prompt, params)
+    while not engine.step():
+        pass
+    passed = time.perf_counter() - start
+    while engine.has_unfinished_requests():
+        engine.step()
+    return passed
+
+
+def time_served(connection: HTTPConnection, prompt: str) -> float:
+    """Return the seconds from asking to the first event, as a client sees it."""
+    body = {"prompt": prompt, "temperature": 0, "max_tokens": 2, "ignore_eos": True, "stream": True}
+    data = json.dumps(body)
+    start = time.perf_counter()
+    connection.request("POST", "/v1/completions", data, {"content-type": "application/json"})
+    response = connection.getresponse()
+    first = response.readline()
+    passed = time.perf_counter() - start
+    assert first.startswith(b"data: {"), first
+    response.read()
+    return passed
+
+
+def report(args: argparse.Namespace, offline: list[float], served: list[float]) -> None:
+    """Print one JSON line."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    added = [b - a for a, b in zip(offline, served, strict=True)]
+    line = {
+        "benchmark": "server_overhead",
+        "requests": args.requests,
+        "prompt_words": args.prompt_words,
+        "llm_ttft_median_ms": round(1e3 * statistics.median(offline), 2),
+        "server_ttft_median_ms": round(1e3 * statistics.median(served), 2),
+        "overhead_median_ms": round(1e3 * statistics.median(added), 2),
+        "overhead_p95_ms": round(1e3 * statistics.quantiles(added, n=20)[-1], 2),
+        "cores": os.cpu_count(),
+        "commit": commit,
+        "device": platform.processor() or platform.machine(),
+    }
+    print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()
