@@ -100,7 +100,7 @@ def bracket_kernel(
     vocab_size,
     stride_logits,
     stride_edited,
-    num_splits,
+    num_summaries,
     SAMPLE: tl.constexpr,
     MAX_LISTED: tl.constexpr,
 ):
@@ -123,7 +123,7 @@ def bracket_kernel(
     maximum, total = tl.max(x), 0.0  # without Z any origin near the maximum will do
     keep_from = -float("inf")
     if _needs_total(top_k, min_p):
-        maximum, total = _merge_summaries(partials_ptr, index, num_splits, scale)
+        maximum, total = _merge_summaries(partials_ptr, index, num_summaries, scale)
         keep_from = maximum + temperature * tl.log(min_p)
     by_rank = top_k > 0
     powers = (x - maximum) * scale
@@ -152,10 +152,10 @@ def bracket_kernel(
 
 
 @triton.jit
-def _merge_summaries(partials_ptr, index, num_splits, scale):
+def _merge_summaries(partials_ptr, index, num_summaries, scale):
     split = tl.arange(0, MAX_SPLITS)
     partial_ptr = partials_ptr + (index * MAX_SPLITS + split) * PARTIAL_WORDS
-    is_split = split < num_splits
+    is_split = split < num_summaries
     maxima = tl.load(partial_ptr, mask=is_split, other=-float("inf"))
     sums = tl.load(partial_ptr + 1, mask=is_split, other=0.0)
     maximum = tl.max(maxima)

@@ -40,7 +40,7 @@ from octavo.executor.ops.row_parameters import (
 from octavo.executor.ops.sample import SampledRows
 
 TILE = 2048
-NUM_SPLITS = 16
+NUM_SPLITS = 8
 LARGEST_LOGIT = tl.constexpr(1e30)  # an infinite one would have no distance to any other
 
 # A word: flags, and below them how often the id occurs in the row's outputs.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from octavo.executor.ops.logits import LOG2_E, MAX_INT
 
-TILE = 4096
+TILE = 1024  # 32 logits a thread of one warp: repeated maxima without barriers
 MAX_TOP = 32
 """More are sorted by torch: repeated maxima cost time in proportion to their number."""
 
@@ -64,7 +64,7 @@ def compute_logprobs(logits: Tensor, token_ids: Tensor, *, num_top: int) -> Toke
             num_top,
             NUM_KEPT=num_kept,
             TILE=TILE,
-            num_warps=4,
+            num_warps=1,
         )
         _merge_kernel[(num_rows,)](
             logits,
@@ -81,7 +81,7 @@ def compute_logprobs(logits: Tensor, token_ids: Tensor, *, num_top: int) -> Toke
             NUM_KEPT=num_kept,
             TILES_PAD=triton.next_power_of_2(num_tiles),
             BEST_PAD=triton.next_power_of_2(num_tiles * num_kept),
-            num_warps=4,
+            num_warps=8,
         )
     return found
 

@@ -63,15 +63,15 @@ from octavo.executor.ops.noise import (
 )
 from octavo.executor.ops.row_parameters import load_filter
 
-SAMPLE, SAMPLE_WARPS = 4096, 8
+SAMPLE, SAMPLE_WARPS = 8192, 8
 MAX_LISTED = 4096
 """Logits in a bracket from which on it gets an upper end."""
 LIST_CAPACITY = 16_384
 """Logits that can be listed for each row of a full batch; a smaller batch has room for more."""
 SUMMARY_TILE, SUMMARY_WARPS = 2048, 4
-SCAN_TILE, SCAN_WARPS, SCAN_REGISTERS = 256, 1, 64
-CHOICE_TILE, CHOICE_WARPS = 1024, 4
-NUM_PROGRAMS = 4096
+SCAN_TILE, SCAN_WARPS, SCAN_REGISTERS = 512, 1, 128
+CHOICE_TILE, CHOICE_WARPS = 1024, 8
+NUM_PROGRAMS, NUM_SUMMARY_PROGRAMS = 2048, 1024
 KEY_SHIFTS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 """Bits at the end of a float32 that are 0 for every value of the type."""
 
@@ -134,10 +134,11 @@ def sample(
     num_splits = min(
         MAX_SPLITS.value, triton.cdiv(NUM_PROGRAMS, size), triton.cdiv(vocab_size, SCAN_TILE)
     )
+    num_summaries = min(MAX_SPLITS.value, triton.cdiv(NUM_SUMMARY_PROGRAMS, size))
     list_capacity = workspace.list_values.numel() // (size * num_splits)
     history = batch.history
     strides = (logits.stride(0), edited.stride(0) if edited is not None else 0)
-    summarise_kernel[(size, num_splits)](
+    summarise_kernel[(size, num_summaries)](
         logits,
         edited,
         batch.rows,
@@ -157,7 +158,7 @@ def sample(
         workspace.brackets,
         vocab_size,
         *strides,
-        num_splits,
+        num_summaries,
         SAMPLE=SAMPLE,
         MAX_LISTED=MAX_LISTED,
         num_warps=SAMPLE_WARPS,

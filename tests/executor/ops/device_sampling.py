@@ -10,6 +10,7 @@ from octavo.executor import sampler
 from octavo.executor.ops import edit_logits as edit_module
 from octavo.executor.ops import sample as sample_module
 from octavo.executor.ops.edit_logits import edit_logits
+from octavo.executor.ops.logits import LENGTH
 from octavo.executor.ops.row_parameters import EDITS
 from octavo.executor.ops.sample import SampledRows, SampleWorkspace, sample
 from octavo.executor.row_records import pack_edit_list, pack_record
@@ -35,6 +36,12 @@ class Requests:
     def has_edits(self):
         return bool((self.batch.parameters[:, EDITS.value] > 0).any())
 
+    @property
+    def num_listed(self):
+        """Logits of the first row that were inside the bracket."""
+        lengths = self.workspace.partials[0, :, LENGTH.value].view(torch.int32)
+        return int(lengths[lengths != POISON].sum())
+
     def sample(self, logits, *, capacity=sample_module.LIST_CAPACITY):
         """Token ids and faults of the kernels; outputs start poisoned."""
         size = len(logits)
@@ -42,8 +49,9 @@ class Requests:
         self.workspace = workspace
         for tensor in (workspace.token_ids, workspace.faults, workspace.list_ids):
             tensor.fill_(POISON)
-        for tensor in (workspace.partials, workspace.brackets, workspace.list_values):
+        for tensor in (workspace.brackets, workspace.list_values):
             tensor.fill_(torch.nan)
+        workspace.partials.view(torch.int32).fill_(POISON)
         edited = None
         if self.has_edits:
             edited = torch.full(logits.shape, torch.nan, dtype=torch.float32, device=DEVICE)

@@ -7,7 +7,15 @@ import triton
 import triton.language as tl
 
 from octavo.executor import noise as host
-from octavo.executor.ops.noise import cannot_reach, draw_words, gumbel, interleave, select_word
+from octavo.executor.ops.noise import (
+    LOWEST_NOISE,
+    REACH,
+    draw_words,
+    gumbel,
+    interleave,
+    lift,
+    select_word,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SEEDS = [0, 1, 2**63 + 12345, 2**64 - 1]
@@ -15,9 +23,9 @@ EXTREMES = [0, 1, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1, 2**32 - 2**26, 2**32 -
 
 
 @triton.jit
-def _words_kernel(out_ptr, picked_ptr, low, high, position, NUM_GROUPS: tl.constexpr):
+def _words_kernel(out_ptr, picked_ptr, seed_ptr, position, NUM_GROUPS: tl.constexpr):
     groups = 5 + tl.arange(0, NUM_GROUPS)
-    seed = (low.to(tl.uint32), high.to(tl.uint32))
+    seed = (tl.load(seed_ptr).to(tl.uint32), tl.load(seed_ptr + 1).to(tl.uint32))
     w0, w1, w2, w3 = draw_words(seed, position, groups)
     places = groups[:, None] * 4 + tl.arange(0, 4)[None, :] - 20
     tl.store(out_ptr + places, interleave(w0, w1, w2, w3).to(tl.int64))
@@ -30,16 +38,14 @@ def _noise_kernel(words_ptr, noise_ptr, missed_ptr, SIZE: tl.constexpr):
     words = tl.load(words_ptr + lane).to(tl.uint32)
     noise = gumbel(words)
     tl.store(noise_ptr + lane, noise)
-    # Noise equal to the distance reaches it, and so does a thousandth less.
-    missed = cannot_reach(words, -noise).to(tl.int32) + cannot_reach(words, 1e-3 - noise)
-    tl.store(missed_ptr + lane, missed)
+    tl.store(missed_ptr + lane, (lift(words, -noise) < REACH).to(tl.int32))
 
 
 @triton.jit
 def _count_kernel(words_ptr, out_ptr, distance, SIZE: tl.constexpr):
     words = tl.load(words_ptr + tl.arange(0, SIZE)).to(tl.uint32)
     distances = tl.zeros([SIZE], tl.float32) + distance
-    tl.store(out_ptr, tl.sum(cannot_reach(words, distances).to(tl.int32)))
+    tl.store(out_ptr, tl.sum((lift(words, distances) < REACH).to(tl.int32)))
 
 
 def make_words(size):
@@ -58,8 +64,8 @@ def run_noise_kernel(words):
 def test_words_are_those_of_the_cpus_sampler(seed):
     out = torch.full((16, 4), -1, device=DEVICE)
     picked = torch.full((16,), -1, device=DEVICE)
-    low, high = seed & 0xFFFFFFFF, seed >> 32
-    _words_kernel[(1,)](out, picked, low, high, 1234, NUM_GROUPS=16)
+    halves = torch.tensor([seed & 0xFFFFFFFF, seed >> 32], device=DEVICE)
+    _words_kernel[(1,)](out, picked, halves, 1234, NUM_GROUPS=16)
     groups = np.arange(5, 21, dtype=np.uint32)
     words = host.philox(groups, np.array([1234], np.int32), np.array([seed], np.uint64))
     expected = np.stack(words, axis=-1).astype(np.int64)
@@ -72,6 +78,7 @@ def test_noise_is_exact_to_float32_from_end_to_end():
     u = (words.cpu().double() + 0.5) * 2.0**-32
     noise, _ = run_noise_kernel(words)
     torch.testing.assert_close(noise.double(), -(-u.log()).log(), rtol=3e-6, atol=1e-6)
+    assert noise.min() > LOWEST_NOISE.value
 
 
 def test_no_word_is_passed_over_that_could_win():
