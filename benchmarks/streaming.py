@@ -36,7 +36,8 @@ from octavo.engine.messages import (
     StartedRequest,
 )
 from octavo.engine.metrics import EngineMetrics
-from octavo.entrypoints.openai.server import Server, bind
+from octavo.entrypoints.openai.listener import bind
+from octavo.entrypoints.openai.server import Server
 from octavo.entrypoints.openai.service import Service
 from octavo.entrypoints.served_model import load_served_model
 

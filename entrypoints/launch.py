@@ -1,8 +1,10 @@
-"""Starts engines: the only place that picks an executor, and where open settings are resolved."""
+"""Starts engines: the only place that picks an executor, and where open settings are resolved.
+
+``processes`` starts the process in which a server does this.
+"""
 
 import logging
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,10 +12,8 @@ import torch
 from octavo.config import DEVICE_DEFAULTS, EngineConfig, SchedulerConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.core_client import InProcessClient
-from octavo.engine.ipc_client import IpcClient
 from octavo.engine.journal import Journal
 from octavo.engine.llm_engine import LLMEngine
-from octavo.entrypoints.logs import configure_logging
 from octavo.entrypoints.served_model import ServedModel
 from octavo.errors import ConfigError
 from octavo.executor.in_process import create_executor
@@ -34,21 +34,6 @@ def create_engine(config: EngineConfig, model: ServedModel) -> LLMEngine:
     """
     client = InProcessClient(create_core(config, model.source))
     return LLMEngine(client, model.create_tracker(client.info))
-
-
-def start_core_process(config: EngineConfig, source: ModelSource) -> IpcClient:
-    """Start a process that loads the model and serves its core; returns before it is ready."""
-    return IpcClient(partial(create_served_core, config, source))
-
-
-def create_served_core(config: EngineConfig, source: ModelSource) -> EngineCore:
-    """Return the core of the engine-core process; runs there.
-
-    Raises:
-        ConfigError: a setting does not fit the model or this machine.
-    """
-    configure_logging()
-    return create_core(config, source, is_serving=True)
 
 
 def resolve_config(config: EngineConfig, *, is_serving: bool = False) -> EngineConfig:

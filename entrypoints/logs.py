@@ -3,9 +3,12 @@
 import logging
 
 FORMAT = "%(asctime)s %(levelname)s [%(processName)s] %(name)s: %(message)s"
+TALKATIVE = ("octavo", "uvicorn.access")
+"""Loggers whose information is wanted; of others, warnings are."""
 
 
 def configure_logging() -> None:
-    """Log to stderr from INFO on; the HTTP server's own messages from WARNING on."""
-    logging.basicConfig(level=logging.INFO, format=FORMAT)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    """Log to stderr."""
+    logging.basicConfig(level=logging.WARNING, format=FORMAT)
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.INFO)

@@ -17,8 +17,9 @@ from octavo.engine.chat import ChatTemplate
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request_factory import RequestDefaults
 from octavo.engine.tokenizer import Tokenizer
-from octavo.entrypoints.launch import create_core, resolve_config
-from octavo.entrypoints.openai.server import Server, bind
+from octavo.entrypoints.launch import create_core
+from octavo.entrypoints.openai.listener import bind
+from octavo.entrypoints.openai.server import Server, ServerOptions
 from octavo.entrypoints.openai.service import Service
 from octavo.entrypoints.served_model import ServedModel, load_served_model
 from octavo.models.source import ModelSource
@@ -156,13 +157,13 @@ def running_checkpoint(path, **settings):
     """Serve a checkpoint with the whole engine in this process."""
     config = EngineConfig(model=str(path), device="cpu", num_gpu_blocks_override=256, **settings)
     model = load_served_model(config, Environment.read())
-    core = create_core(resolve_config(config, is_serving=True), model.source)
+    core = create_core(config, model.source, is_serving=True)
     with running_server(core, model=model) as live:
         yield live
 
 
 @contextmanager
-def running_server(core=None, *, client=None, model=None, **options):
+def running_server(core=None, *, client=None, model=None, kill=lambda: None, **options):
     """Serve a core from a thread, and stop in the end."""
     model = model or create_echo_model()
     if client is None:
@@ -173,7 +174,7 @@ def running_server(core=None, *, client=None, model=None, **options):
     service = Service(engine=engine, model=model, model_names=("tiny", "alias"))
     listener = bind("127.0.0.1", 0)
     listener.listen()
-    server = Server(service, **options)
+    server = Server(service, ServerOptions(**options), kill=kill)
     loop = asyncio.new_event_loop()
     live = LiveServer(listener.getsockname()[1], service, server, loop, core)
 

@@ -1,28 +1,18 @@
 """``octavo serve``: an OpenAI-compatible server for one model."""
 
-import asyncio
-import logging
 import signal
-import socket
 import sys
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace
+from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
-import uvloop
-
 from octavo.config import EngineConfig, Environment
-from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.ipc_client import IpcClient
-from octavo.engine.metrics import EngineMetrics
 from octavo.entrypoints.cli.options import add_engine_options, get_engine_settings
-from octavo.entrypoints.launch import start_core_process
 from octavo.entrypoints.logs import configure_logging
-from octavo.entrypoints.openai.server import Server, bind
-from octavo.entrypoints.openai.service import Service
-from octavo.entrypoints.served_model import ServedModel, load_served_model
-
-logger = logging.getLogger(__name__)
+from octavo.entrypoints.openai.listener import bind
+from octavo.entrypoints.processes import start_core_process
+from octavo.models.source import resolve_source
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -46,6 +36,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     group.add_argument(
         "--served-model-name",
         nargs="+",
+        default=(),
         metavar="NAME",
         help="names of the model in the API; the first stands in metrics [MODEL]",
     )
@@ -71,38 +62,19 @@ def run(args: Namespace) -> int:
     signal.signal(signal.SIGTERM, _exit_while_loading)
     config = EngineConfig(**get_engine_settings(args))
     listener = bind(args.host, args.port)  # a taken port should not wait for the model
-    model = load_served_model(config, Environment.read())
-    client = start_core_process(config, model.source)
+    client = start_core_process(config, resolve_source(config, Environment.read()))
     try:
-        client.wait_until_ready()
-        service = _create_service(model, client, args.served_model_name)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(service, client, listener, args))
+        # Imported while the other process imports what it needs: each takes seconds.
+        server = import_module("octavo.entrypoints.openai.server")
+        options = server.ServerOptions(
+            served_names=tuple(args.served_model_name),
+            shutdown_timeout_s=args.shutdown_timeout,
+            access_log=args.access_log,
+        )
+        status: int = server.serve(config, client, listener, options=options)
+        return status
     finally:
         client.shutdown()
-
-
-async def _serve(
-    service: Service, client: IpcClient, listener: socket.socket, args: Namespace
-) -> int:
-    server = Server(
-        service,
-        shutdown_timeout_s=args.shutdown_timeout,
-        access_log=args.access_log,
-        kill=client.kill,
-    )
-    server.install_signal_handlers()
-    return await server.run(listener)
-
-
-def _create_service(
-    model: ServedModel, client: IpcClient, served_names: list[str] | None
-) -> Service:
-    names = tuple(served_names or [model.source.name])
-    engine = AsyncEngine(
-        client, model.create_tracker(client.info), EngineMetrics(names[0], client.info)
-    )
-    return Service(engine=engine, model=model, model_names=names)
 
 
 def _exit_while_loading(number: int, frame: FrameType | None) -> NoReturn:

@@ -7,12 +7,18 @@ import math
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import uvicorn
+import uvloop
 
+from octavo.config import EngineConfig, Environment
+from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.ipc_client import IpcClient
+from octavo.engine.metrics import EngineMetrics
 from octavo.entrypoints.openai.app import create_app
 from octavo.entrypoints.openai.service import Service
-from octavo.errors import ConfigError
+from octavo.entrypoints.served_model import load_served_model
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +26,40 @@ EXIT_DELAY_S = 1.0
 """After the engine's death: open streams get their error, and a health check sees 503."""
 GRACE_S = 5
 """How long a client may take to read the end of its stream when the server ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """What a user decides about a server besides its engine."""
+
+    served_names: tuple[str, ...] = ()
+    """Names of the model in the API; empty is the model's own."""
+    shutdown_timeout_s: float = 0.0
+    access_log: bool = False
+
+
+def serve(
+    config: EngineConfig, client: IpcClient, listener: socket.socket, *, options: ServerOptions
+) -> int:
+    """Load the front end's half of the model, wait for the core, serve; return the exit status.
+
+    Raises:
+        ConfigError: the model cannot be served.
+    """
+    model = load_served_model(config, Environment.read())
+    client.wait_until_ready()
+    names = options.served_names or (model.source.name,)
+    metrics = EngineMetrics(names[0], client.info)
+    engine = AsyncEngine(client, model.create_tracker(client.info), metrics)
+    service = Service(engine=engine, model=model, model_names=names)
+
+    async def run() -> int:
+        server = Server(service, options, kill=client.kill)
+        server.install_signal_handlers()
+        return await server.run(listener)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run())
 
 
 class Server:
@@ -32,14 +72,13 @@ class Server:
     def __init__(
         self,
         service: Service,
+        options: ServerOptions = ServerOptions(),
         *,
-        shutdown_timeout_s: float = 0.0,
-        access_log: bool = False,
         kill: Callable[[], None] = lambda: None,
     ) -> None:
         self._service = service
         self._engine = service.engine
-        self._shutdown_timeout_s = shutdown_timeout_s
+        self._shutdown_timeout_s = options.shutdown_timeout_s
         self._kill = kill
         self._status = 0
         self._drain: asyncio.Task[None] | None = None
@@ -49,10 +88,10 @@ class Server:
             uvicorn.Config(
                 create_app(service),
                 log_config=None,
-                access_log=access_log,
+                access_log=options.access_log,
                 lifespan="off",
                 server_header=False,
-                timeout_graceful_shutdown=math.ceil(shutdown_timeout_s) + GRACE_S,
+                timeout_graceful_shutdown=math.ceil(options.shutdown_timeout_s) + GRACE_S,
             ),
         )
 
@@ -130,23 +169,3 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Do nothing: ``Server`` decides what a signal means."""
         yield
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that nobody can connect to before it listens; port 0 takes a free one.
-
-    Raises:
-        ConfigError: the address cannot be used.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"cannot serve on {host} port {port}: {error.strerror}; choose others with --host and"
-            " --port"
-        ) from error
-    return listener

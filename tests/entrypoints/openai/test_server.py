@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from octavo.entrypoints.openai.server import bind
+from octavo.entrypoints.openai.listener import bind
 from octavo.errors import ConfigError
 from tests.echo_core import EchoCore
 from tests.live_server import TIMEOUT_S, running_server

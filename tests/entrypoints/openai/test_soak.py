@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from octavo.config import EngineConfig, Environment
-from octavo.entrypoints.launch import start_core_process
+from octavo.entrypoints.processes import start_core_process
 from octavo.entrypoints.served_model import load_served_model
 from tests.live_server import TIMEOUT_S, running_checkpoint, running_server
 

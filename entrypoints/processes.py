@@ -1,0 +1,34 @@
+"""Starts the engine-core process of a server, and loads nothing that only that process needs."""
+
+from dataclasses import dataclass
+from importlib import import_module
+
+from octavo.config import EngineConfig
+from octavo.engine.core_process import Core
+from octavo.engine.ipc_client import IpcClient
+from octavo.entrypoints.logs import configure_logging
+from octavo.models.source import ModelSource
+
+
+def start_core_process(config: EngineConfig, source: ModelSource) -> IpcClient:
+    """Start a process that loads the model and serves its core; returns before it is ready."""
+    return IpcClient(ServedCore(config, source))
+
+
+@dataclass(frozen=True, slots=True)
+class ServedCore:
+    """Travels to the engine-core process and creates the core there."""
+
+    config: EngineConfig
+    source: ModelSource
+
+    def __call__(self) -> Core:
+        """Load the engine, then the model.
+
+        Raises:
+            ConfigError: a setting does not fit the model or this machine.
+        """
+        configure_logging()
+        launch = import_module("octavo.entrypoints.launch")  # torch and kernels: seconds
+        core: Core = launch.create_core(self.config, self.source, is_serving=True)
+        return core
