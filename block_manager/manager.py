@@ -189,6 +189,11 @@ class BlockManager:
         for block in reversed(table.blocks):
             self.pool.release(block)
 
+    def distrust(self, number: int) -> None:
+        """Take the keys of a request's blocks away: their K/V may be what made it fail."""
+        for block in self._tables[number].blocks:
+            self.pool.withdraw_key(block)
+
     def begin_plan(self) -> None:
         """Start to remember which keys are born."""
         self._born.clear()

@@ -125,7 +125,11 @@ class AsyncEngine:
         stream = self._streams[request_id] = RequestStream(request_id, close=self.abort)
         self._note_opened()
         self.metrics.add(messages)
-        self._send(messages)
+        try:
+            self._send(messages)
+        except BaseException:
+            self.abort(request_id)  # it was opened, and nobody will read its stream
+            raise
         return stream
 
     def abort(self, *request_ids: str) -> None:
@@ -207,9 +211,9 @@ class AsyncEngine:
             logger.exception("the outputs of a step cannot be applied: %s", outputs)
             self._die(f"the outputs of a step cannot be applied: {error!r}")
             return
+        self._deliver(owed)
         if messages:
             self._send(messages)
-        self._deliver(owed)
 
     def _deliver(self, owed: Sequence[OpenRequest | RequestOutput]) -> None:
         for news in owed:

@@ -36,6 +36,9 @@ from octavo.executor.step import Executor, PositionLogprobs, StepHandle, StepRes
 
 logger = logging.getLogger(__name__)
 
+MAX_FAILED_LAUNCHES = 8
+"""In a row; a device that launches nothing any more is dead."""
+
 
 class EngineCore:
     """Drives one executor.
@@ -63,7 +66,7 @@ class EngineCore:
         self._refused: list[FinishedRequest] = []
         self._explanations: list[Explanation] = []
         self._log = RequestLog(self.scheduler)
-        self._num_steps = 0
+        self._num_failed_launches = 0
 
     @property
     def has_work(self) -> bool:
@@ -136,12 +139,17 @@ class EngineCore:
             return False
         try:
             handle = self._executor.submit(step)
+        except AssertionError:
+            raise  # a broken invariant: nothing that follows could be trusted
         except Exception as failure:  # the border to the device: what was in the step ends, named
+            self._num_failed_launches += 1
+            if self._num_failed_launches > MAX_FAILED_LAUNCHES:
+                raise
             logger.exception("step %d could not be launched: %s", step.step_id, step)
             self.scheduler.fail_step(f"the step could not be launched: {failure}")
             return True
+        self._num_failed_launches = 0
         self._launched.append(handle)
-        self._num_steps += 1
         outputs.num_tokens_scheduled = int(step.num_tokens.sum())
         for new_row in step.new_rows:
             request = self.scheduler.requests[new_row.number]
@@ -194,15 +202,11 @@ class EngineCore:
             oldest_waiting=oldest.number if oldest else None,
             oldest_waiting_reason=oldest.wait_reason if oldest else None,
             num_blocks_used=pool.num_used,
-            num_blocks_cached=pool.num_cached,
             num_blocks=pool.num_blocks,
-            num_steps=self._num_steps,
-            num_prompt_tokens_computed=self.scheduler.num_prompt_tokens_computed,
             num_tokens_scheduled=outputs.num_tokens_scheduled,
             num_retractions=self.scheduler.num_retractions,
             prefix_queries=prefix.num_queries,
             prefix_hits=prefix.num_hits,
-            prefix_misses={reason.value: num for reason, num in prefix.num_misses.items()},
         )
 
     def _describe_stall(self) -> str:
@@ -229,7 +233,8 @@ class OutputColumns:
     num_tokens_scheduled: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.numbers or self.started or self.finished or self.explanations)
+        has_news = self.numbers or self.started or self.finished or self.explanations
+        return bool(has_news or self.num_tokens_scheduled)
 
     def pack(self, now_s: float, stats: CoreStats) -> CoreOutputs:
         """Make the message."""

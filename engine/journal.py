@@ -5,6 +5,7 @@ lengths, never as text or tokens, and rows that just decode are implied. A ring 
 newest records; a file keeps them all.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -15,7 +16,10 @@ import msgspec
 from octavo.config import SchedulerConfig
 from octavo.engine.request import Request
 
-RING_SIZE = 65_536
+logger = logging.getLogger(__name__)
+
+RING_SIZE = 256
+"""Newest records in memory: an add holds a key for each block of its prompt."""
 
 Record = tuple[Any, ...]
 """(kind, ...): config, add, abort, finish, plan, update, fail, reset; see the Journal's methods."""
@@ -24,9 +28,15 @@ Record = tuple[Any, ...]
 class Journal:
     """Owns the records of one scheduler."""
 
-    def __init__(self, config: SchedulerConfig, *, sink: BinaryIO | None = None) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        sink: BinaryIO | None = None,
+        ring_size: int | None = RING_SIZE,
+    ) -> None:
         self.config_record: Record = ("config", asdict(config))
-        self.records: deque[Record] = deque(maxlen=RING_SIZE)
+        self.records: deque[Record] = deque(maxlen=ring_size)
         self._sink = sink
         self._encode: Callable[[Any], bytes] = msgspec.json.Encoder().encode
         if sink is not None:
@@ -85,7 +95,11 @@ class Journal:
 
     def _write(self, record: Record) -> None:
         assert self._sink is not None
-        self._sink.write(self._encode(record) + b"\n")
+        try:
+            self._sink.write(self._encode(record) + b"\n")
+        except OSError:
+            logger.exception("the journal ends here: its file cannot be written")
+            self._sink = None
 
 
 class PlanDecisions:

@@ -159,18 +159,13 @@ class CoreStats(msgspec.Struct, frozen=True, array_like=True):
     """Number of the request that is first in the queue's own order."""
     oldest_waiting_reason: str | None = None
     num_blocks_used: int = 0
-    num_blocks_cached: int = 0
     num_blocks: int = 0
-    num_steps: int = 0
-    num_prompt_tokens_computed: int = 0
     num_tokens_scheduled: int = 0
     """Of this step alone."""
     num_retractions: int = 0
     prefix_queries: int = 0
     """Prompt tokens looked up at admission."""
     prefix_hits: int = 0
-    prefix_misses: dict[str, int] = {}
-    """Reason -> prompt tokens; the reasons are those of ``block_manager.manager.MissReason``."""
 
 
 class CoreOutputs(msgspec.Struct, frozen=True, tag=True):

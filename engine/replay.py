@@ -27,8 +27,11 @@ class ReplayDivergedError(OctavoError):
 def read_journal(path: Path) -> Iterator[Record]:
     """Yield the records of a journal file."""
     with path.open("rb") as file:
-        for line in file:
-            yield tuple(msgspec.json.decode(line))
+        for number, line in enumerate(file, start=1):
+            try:
+                yield tuple(msgspec.json.decode(line))
+            except msgspec.DecodeError as error:
+                raise ReplayDivergedError(f"{path} is cut or damaged in line {number}") from error
 
 
 def replay(records: Iterable[Record]) -> int:

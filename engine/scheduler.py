@@ -149,11 +149,11 @@ class Scheduler:
         self._drain()
         decisions = PlanDecisions()
         builder = StepBuilder()
-        budget = self._continue_running(builder, decisions)
+        budget, cap = self._continue_running(builder, decisions)
         if decisions.retracted:
             self.growth.learn(self.running.values())
         else:
-            self._admit(builder, decisions, budget=budget, now_s=now_s)
+            self._admit(builder, decisions, budget=budget, cap=cap, now_s=now_s)
         step = self._build(builder, decisions) if builder.requests else None
         self.journal.plan(decisions)
         return step
@@ -167,6 +167,8 @@ class Scheduler:
             request = launched.requests[index]
             if not request.is_finished:
                 changes.failed.append(request.number)
+                if request.status is RequestStatus.RUNNING:
+                    self.block_manager.distrust(request.number)
                 self._finish(request, "error", error=message)
         sampled = self._apply_tokens(launched, result.token_ids.tolist(), changes)
         self.journal.update(result.step_id, changes)
@@ -234,8 +236,11 @@ class Scheduler:
                 self.draining[request.number] = request
         self._exhausted.clear()
 
-    def _continue_running(self, builder: StepBuilder, decisions: PlanDecisions) -> int:
-        """Schedule running requests, smallest gap first; returns the budget that is left."""
+    def _continue_running(self, builder: StepBuilder, decisions: PlanDecisions) -> tuple[int, int]:
+        """Schedule running requests, smallest gap first.
+
+        Returns the budget that is left, and the most tokens of one prompt in this step.
+        """
         budget = self.config.max_num_batched_tokens
         decoding, prefilling = self._split_by_gap()
         cap = self._chunk_cap(is_decoding=bool(decoding))
@@ -259,7 +264,7 @@ class Scheduler:
             if num_tokens != 1:
                 decisions.chunks.append((request.number, num_tokens))
             self._schedule(builder, request, num_tokens)
-        return budget
+        return budget, cap
 
     def _split_by_gap(self) -> tuple[list[Request], list[Request]]:
         """Return the running requests one token behind, and the others by growing gap."""
@@ -307,13 +312,18 @@ class Scheduler:
         self.waiting.add(request)
 
     def _admit(
-        self, builder: StepBuilder, decisions: PlanDecisions, *, budget: int, now_s: float
+        self,
+        builder: StepBuilder,
+        decisions: PlanDecisions,
+        *,
+        budget: int,
+        cap: int,
+        now_s: float,
     ) -> None:
         """Start waiting requests in the policy's order until one does not fit."""
         if budget == 0 or not self.waiting or not self._free_rows:
             return
         growth = sum(self.growth.num_blocks(request) for request in self.running.values())
-        cap = self._chunk_cap(is_decoding=bool(builder.requests))
         admitted: list[Request] = []
         for request in self.waiting.ranked(ADMISSION_WINDOW):
             request.wait_reason = self._find_wait(request)

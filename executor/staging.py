@@ -29,7 +29,7 @@ class Slot:
         """Allocate; the event is passed until it is recorded."""
         is_cuda = device.type == "cuda"
         memory = torch.empty(capacity, dtype=torch.int32, pin_memory=is_cuda)
-        return cls(memory, memory.numpy(), torch.cuda.Event() if is_cuda else PassedEvent())
+        return cls(memory, memory.numpy(), _create_event(is_cuda=is_cuda))
 
 
 class PassedEvent:
@@ -100,3 +100,10 @@ def to_device(values: Int32Array, device: torch.device) -> Tensor:
     """Upload a small array without waiting for the device."""
     host = torch.from_numpy(values)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+
+
+def _create_event(*, is_cuda: bool) -> "torch.cuda.Event | PassedEvent":
+    if not is_cuda:
+        return PassedEvent()
+    event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's stub
+    return event

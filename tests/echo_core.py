@@ -48,8 +48,6 @@ class EchoCore:
         self._step_time_s = step_time_s
         self._started: list[StartedRequest] = []
         self._finished: list[FinishedRequest] = []
-        self._num_steps = 0
-        self._num_prompt_tokens = 0
         self._is_changed = False
 
     @property
@@ -87,7 +85,6 @@ class EchoCore:
             if self.running[number].num_left == 0:
                 del self.running[number]
                 self._finished.append(FinishedRequest(number, "length"))
-        self._num_steps += 1
         outputs = CoreOutputs(
             numbers=numbers,
             token_ids=token_ids.tobytes(),
@@ -106,7 +103,6 @@ class EchoCore:
     def _add(self, request: AddRequest) -> None:
         self.running[request.number] = EchoRequest(request)
         self._started.append(StartedRequest(request.number, time.monotonic(), 0))
-        self._num_prompt_tokens += len(request.prompt) // 4
 
     def _end(self, report: FinishedRequest) -> None:
         if self.running.pop(report.number, None):
@@ -117,8 +113,6 @@ class EchoCore:
             num_running=len(self.running),
             num_blocks_used=len(self.running),
             num_blocks=self.info.num_blocks,
-            num_steps=self._num_steps,
-            num_prompt_tokens_computed=self._num_prompt_tokens,
             num_tokens_scheduled=num_tokens,
         )
 

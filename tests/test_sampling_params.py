@@ -53,6 +53,16 @@ def test_a_parameter_that_does_not_exist_is_a_type_error(name):
         ("frequency_penalty", -2.1),
         ("repetition_penalty", 0.0),
         ("repetition_penalty", INFINITY),
+        ("repetition_penalty", 1e-9),
+        ("temperature", 1e39),
+        ("top_k", 2**31),
+        ("max_tokens", 2**31),
+        ("min_tokens", 10**20),
+        ("logprobs", 10**20),
+        ("stop", ["x"] * 257),
+        ("stop", "x" * 4_097),
+        ("bad_words", ["x"] * 4_097),
+        ("stop_token_ids", [2**31]),
         ("temperature", -0.1),
         ("temperature", NAN),
         ("temperature", INFINITY),
@@ -97,8 +107,8 @@ def test_an_impossible_value_is_refused_by_its_name(name, value):
 
 def test_a_refusal_names_the_value_and_what_is_allowed():
     assert str(refusal(top_p=1.5)) == "top_p is 1.5; it must be in (0, 1]"
-    assert str(refusal(max_tokens=0)) == "max_tokens is 0; it must be at least 1"
-    assert str(refusal(temperature=-1)) == "temperature is -1; it must be in [0, inf)"
+    assert str(refusal(max_tokens=0)) == "max_tokens is 0; it must be in [1, 2147483647]"
+    assert str(refusal(temperature=-1)) == "temperature is -1; it must be in [0, 1e+06]"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,11 @@ import msgspec
 from octavo.errors import InvalidRequestError
 
 MAX_N = 16_384
+MAX_INTEGER = 2**31 - 1  # counts and ids are int32 on every device
+MAX_FACTOR = 1e6  # logits multiplied or divided by it stay finite in float32
+MAX_STOP_STRINGS = 256
+MAX_BAD_WORDS = 4_096
+MAX_TEXT_LENGTH = 4_096  # characters of one stop string or bad word
 GREEDY_TEMPERATURE = 1e-5  # below this the distribution is a point mass in every dtype we run
 MIN_TEMPERATURE = (
     1e-2  # logits / T stays finite in float16 for |logits| < 655; vLLM raises T to the same bound
@@ -84,16 +89,16 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
         _check_integer("n", self.n, 1, MAX_N)
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
-        _check_number("temperature", self.temperature, 0.0, math.inf)
+        _check_number("repetition_penalty", self.repetition_penalty, 1 / MAX_FACTOR, MAX_FACTOR)
+        _check_number("temperature", self.temperature, 0.0, MAX_FACTOR)
         _check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _check_integer("top_k", self.top_k, -1, None)
+        _check_integer("top_k", self.top_k, -1, MAX_INTEGER)
         _check_number("min_p", self.min_p, 0.0, 1.0)
         _check_optional_integer("seed", self.seed, -(2**63), 2**63 - 1)
-        _check_optional_integer("max_tokens", self.max_tokens, 1, None)
-        _check_integer("min_tokens", self.min_tokens, 0, None)
-        _check_optional_integer("logprobs", self.logprobs, -1, None)
-        _check_optional_integer("prompt_logprobs", self.prompt_logprobs, -1, None)
+        _check_optional_integer("max_tokens", self.max_tokens, 1, MAX_INTEGER)
+        _check_integer("min_tokens", self.min_tokens, 0, MAX_INTEGER)
+        _check_optional_integer("logprobs", self.logprobs, -1, MAX_INTEGER)
+        _check_optional_integer("prompt_logprobs", self.prompt_logprobs, -1, MAX_INTEGER)
         self._validate_stops()
         self._validate_token_lists()
         self._validate_combinations()
@@ -101,11 +106,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
     def _validate_stops(self) -> None:
         if not isinstance(self.stop, str):
             _check_type("stop", self.stop, list, "a string or a list of strings")
-        for text in self.stop_strings:
-            if not isinstance(text, str):
-                raise _invalid("stop", text, "a string or a list of strings")
-            if not text:
-                raise _invalid("stop", text, "non-empty strings: an empty one would stop at once")
+        _check_texts("stop", self.stop_strings, MAX_STOP_STRINGS)
         if self.stop_strings and not self.detokenize:
             raise InvalidRequestError(
                 "stop strings are found in the text: set detokenize=True or use stop_token_ids",
@@ -119,17 +120,15 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
         ):
             _check_type(name, ids, list, "a list of token ids")
             for token_id in ids or []:
-                _check_integer(name, token_id, 0, None)
+                _check_integer(name, token_id, 0, MAX_INTEGER)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise _invalid("allowed_token_ids", [], "None or at least one token id")
         _check_type("logit_bias", self.logit_bias, dict, "a mapping from token id to bias")
         for token_id, bias in (self.logit_bias or {}).items():
-            _check_integer("logit_bias", token_id, 0, None)
+            _check_integer("logit_bias", token_id, 0, MAX_INTEGER)
             _check_number("logit_bias", bias, -math.inf, math.inf)
         _check_type("bad_words", self.bad_words, list, "a list of strings")
-        for word in self.bad_words or []:
-            if not isinstance(word, str) or not word:
-                raise _invalid("bad_words", word, "non-empty strings")
+        _check_texts("bad_words", self.bad_words or [], MAX_BAD_WORDS)
 
     def _validate_combinations(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -151,6 +150,22 @@ def _invalid(name: str, value: object, allowed: str) -> InvalidRequestError:
 def _check_type(name: str, value: object, kind: type, allowed: str) -> None:
     if value is not None and not isinstance(value, kind):
         raise _invalid(name, value, allowed)
+
+
+def _check_texts(name: str, texts: list[str], max_count: int) -> None:
+    if len(texts) > max_count:
+        raise InvalidRequestError(
+            f"{name} is a list of {len(texts)} texts; it must be at most {max_count}",
+            parameter=name,
+        )
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise _invalid(name, text, "non-empty strings")
+        if len(text) > MAX_TEXT_LENGTH:
+            raise InvalidRequestError(
+                f"{name} is a text of {len(text)} characters; it must be at most {MAX_TEXT_LENGTH}",
+                parameter=name,
+            )
 
 
 def _check_integer(name: str, value: Any, low: int, high: int | None) -> None:

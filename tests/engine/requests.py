@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from octavo.block_manager.hashing import KeyChain, root_key
 from octavo.config import SchedulerConfig
 from octavo.engine.core import EngineCore
+from octavo.engine.journal import Journal
 from octavo.engine.messages import AddRequest, pack_ids, unpack_ids
 from octavo.engine.request import Request
 from octavo.engine.scheduler import Scheduler
@@ -107,4 +108,6 @@ def make_core(*, lag=0, executor_options=None, **fields):
         vocab_size=1_000_000,
         **(executor_options or {}),
     )
-    return CoreRun(EngineCore(executor, config, lag=lag, clock=lambda: 0.0), executor, {}, {})
+    journal = Journal(config, ring_size=None)
+    core = EngineCore(executor, config, lag=lag, journal=journal, clock=lambda: 0.0)
+    return CoreRun(core, executor, {}, {})

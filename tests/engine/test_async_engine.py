@@ -7,6 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 
 from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.messages import AddRequest, FinishRequest
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request_factory import RequestDefaults
 from octavo.engine.request_tracker import RequestTracker
@@ -199,5 +200,56 @@ def test_hundred_streams_all_end():
                 assert num == wanted.max_tokens * wanted.n
             await engine.wait_until_idle()
             assert engine.stalled_s == 0.0
+
+    asyncio.run(scenario())
+
+
+class FailingClient(ThreadClient):
+    """Raises instead of sending messages of one type."""
+
+    def __init__(self, core, message_type, error):
+        super().__init__(core)
+        self.message_type, self.error = message_type, error
+
+    def send(self, messages):
+        if any(isinstance(message, self.message_type) for message in messages):
+            raise self.error
+        super().send(messages)
+
+
+@asynccontextmanager
+async def running_with(client):
+    tracker = RequestTracker(Tokenizer(build_tokenizer()), ECHO_INFO, RequestDefaults(eos_ids=(2,)))
+    engine = AsyncEngine(client, tracker, EngineMetrics("tiny", ECHO_INFO))
+    engine.start()
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            yield engine
+    finally:
+        await engine.shutdown()
+
+
+def test_a_request_that_cannot_be_sent_leaves_nothing_behind():
+    async def scenario():
+        client = FailingClient(EchoCore(), AddRequest, OverflowError("too large"))
+        async with running_with(client) as engine:
+            with pytest.raises(OverflowError):
+                await read(engine, [100], make_params())
+            assert engine.num_open_requests == 0
+            await engine.wait_until_idle()
+
+    asyncio.run(scenario())
+
+
+def test_a_core_that_dies_at_a_stop_string_ends_every_stream():
+    async def scenario():
+        client = FailingClient(EchoCore(), FinishRequest, EngineDeadError("it died"))
+        async with running_with(client) as engine:
+            prompt = build_tokenizer().encode("abc", add_special_tokens=False)
+            stopped = read(engine, prompt, make_params(max_tokens=50, stop="b"))
+            other = read(engine, [100], make_params(max_tokens=10**4))
+            outputs = await asyncio.gather(stopped, other)
+        reasons = [result[-1].outputs[0].finish_reason for result in outputs]
+        assert reasons == ["stop", "error"]
 
     asyncio.run(scenario())

@@ -2,6 +2,7 @@
 
 import pytest
 
+from octavo.engine.core import MAX_FAILED_LAUNCHES
 from octavo.engine.messages import AbortRequests, ExplainRequest
 from octavo.engine.request_log import NUM_ENDED_KEPT
 from tests.engine.requests import make_add, make_core
@@ -86,3 +87,19 @@ def test_a_core_with_nothing_to_plan_and_nothing_to_await_stops_with_the_numbers
     run.scheduler._free_rows.clear()
     with pytest.raises(AssertionError, match="0 running, 1 waiting"):
         run.core.step()
+
+
+def test_a_device_that_launches_nothing_any_more_kills_the_core():
+    run = make_core(executor_options={"faults": Faults(submit=range(100))})
+    for number in range(MAX_FAILED_LAUNCHES):
+        run.run([make_add(number)])
+        assert run.finished[number].reason == "error"
+    with pytest.raises(RuntimeError, match="on demand"):
+        run.run([make_add(99)])
+
+
+def test_steps_in_the_middle_of_a_prompt_are_reported():
+    run = make_core(max_num_batched_tokens=4)
+    run.core.apply([make_add(0, 12)])
+    assert run.step().stats.num_tokens_scheduled == 4
+    assert run.step().stats.num_tokens_scheduled == 4

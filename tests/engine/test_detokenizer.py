@@ -1,3 +1,5 @@
+import tracemalloc
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -185,6 +187,61 @@ def test_cut_does_not_depend_on_the_tokens(text, stop_strings, lengths):
     pieces, found = push_all(stop_strings, tokens)
     expected, expected_found = push_all(stop_strings, list(text))
     assert ("".join(pieces), found) == ("".join(expected), expected_found)
+
+
+@given(
+    st.lists(st.text(alphabet="ab", max_size=4), max_size=12),
+    st.lists(st.text(alphabet="ab", min_size=1, max_size=7), min_size=1, max_size=3),
+    st.integers(0, 4),
+    st.booleans(),
+)
+def test_text_is_cut_and_held_as_defined(tokens, stop_strings, min_tokens, include):
+    stops = StopStrings(stop_strings, include_in_output=include, min_tokens=min_tokens)
+    text = released = ""
+    for count, token in enumerate(tokens, 1):
+        unseen = range(len(text) + 1, len(text) + len(token) + 1)
+        text += token
+        released += stops.push(token)
+        ends = [(end, -len(s), s) for s in stop_strings for end in unseen if text[:end].endswith(s)]
+        if ends and count >= min_tokens:
+            end, _, found = min(ends)
+            assert stops.found == found
+            assert released == text[: end if include else end - len(found)]
+            return
+        beginnings = [stop[:n] for stop in stop_strings for n in range(len(stop))]
+        num_held = max(len(part) for part in beginnings if text.endswith(part))
+        assert (released, stops.found) == (text[: len(text) - num_held], None)
+    assert released + stops.flush() == text
+
+
+class CountingString(str):
+    """Counts how many of its characters are looked at."""
+
+    num_reads = 0
+
+    def __getitem__(self, key):
+        self.num_reads += 1
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("text", ["a" * 5000, ("a" * 500 + "c") * 10, ("ab" * 250 + "b") * 10, "c"])
+@pytest.mark.parametrize("stop", ["a" * 2000 + "b", "ab" * 1000 + "c"])
+def test_time_is_linear_in_the_text_however_long_the_stop_string(text, stop):
+    stop = CountingString(stop)
+    stops = StopStrings([stop], include_in_output=False, min_tokens=0)
+    for start in range(0, len(text), 4):
+        stops.push(text[start : start + 4])
+    assert stop.num_reads <= 10 * len(text)
+
+
+def test_memory_is_linear_in_the_stop_string():
+    stop = "ab" * 10_000
+    tracemalloc.start()
+    stops = StopStrings([stop], include_in_output=False, min_tokens=0)
+    stops.push(stop[:-1])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100 * len(stop)
 
 
 def test_text_ends_at_the_stop_string_even_inside_a_token():

@@ -135,10 +135,18 @@ def test_greedy_tokens_do_not_depend_on_scheduling(model, device, expected, sett
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("settings", [{"enforce_eager": True}, {"cuda_graph_sizes": [3]}])
-def test_greedy_tokens_do_not_depend_on_graphs(model, expected, settings):
-    tokens, _ = generate(model, "cuda", **settings)
-    assert tokens == expected
+@pytest.mark.parametrize(
+    ("settings", "captured"), [({"enforce_eager": True}, []), ({"cuda_graph_sizes": [8]}, [8])]
+)
+def test_greedy_tokens_do_not_depend_on_graphs(model, expected, settings, captured):
+    core = make_core(model, "cuda", **settings)
+    graphs = core._executor._runner.graphs
+    messages = [
+        make_add(number, prompt, max_tokens=NUM_TOKENS, eos_ids=())
+        for number, prompt in enumerate(PROMPTS)
+    ]
+    assert list(run(core, messages).values()) == expected
+    assert graphs.captured_sizes == captured
 
 
 @pytest.mark.parametrize("lag", [False, True])

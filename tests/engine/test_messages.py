@@ -99,7 +99,7 @@ def test_what_the_front_end_sends_arrives(message):
                 FinishedRequest(3, "error", error="non-finite logits"),
             ],
             now_s=2.5,
-            stats=CoreStats(num_running=2, prefix_misses={"cold": 48}),
+            stats=CoreStats(num_running=2, prefix_hits=48),
         ),
         CoreDied("out of memory"),
     ],

@@ -96,17 +96,29 @@ def test_what_needs_a_tokenizer_is_refused_without_one(params):
         submit(create_factory(tokenizer=None), **params)
 
 
-def test_refused_request_takes_no_number():
-    factory = create_factory()
+@pytest.mark.parametrize("params", [{"logit_bias": {999: 1.0}}, {"bad_words": ["a"]}])
+def test_refused_request_takes_no_number(params):
+    factory = create_factory(tokenizer=None)
     with pytest.raises(InvalidRequestError):
-        submit(factory, logit_bias={999: 1.0})
+        submit(factory, **params)
     assert submit(factory)[0].number == 0
     assert submit(factory)[0].number == 1
 
 
 def test_priority_is_passed_under_its_policy():
     factory = create_factory(scheduling_policy="priority")
-    assert submit(factory, priority=-3)[0].priority == -3
+    for priority in (-3, -(2**31), 2**31 - 1):
+        assert submit(factory, priority=priority)[0].priority == priority
+
+
+@pytest.mark.parametrize("priority", [2**31, -(2**31) - 1, 2**63, 10**30])
+def test_priority_beyond_an_int32_is_refused_by_name(priority):
+    factory = create_factory(scheduling_policy="priority")
+    with pytest.raises(
+        InvalidRequestError, match=f"priority is {priority}; .*2147483647"
+    ) as caught:
+        submit(factory, priority=priority)
+    assert caught.value.parameter == "priority"
 
 
 def test_message_carries_the_prompt_and_what_ends_the_output():
@@ -201,3 +213,30 @@ def test_bad_word_within_a_text_has_no_space_of_its_own():
     (plain, spaced) = encode_bad_words(["the"], SPM)
     assert SPM.hf_tokenizer.convert_ids_to_tokens(plain) == ["t", "h", "e"]
     assert SPM.hf_tokenizer.convert_ids_to_tokens(spaced) == ["▁the"]
+
+
+class CountingId(int):
+    """A token id that counts how often it is compared."""
+
+    num_compared = 0
+    __hash__ = int.__hash__
+
+    def __eq__(self, other):
+        CountingId.num_compared += 1
+        return int(self) == int(other)
+
+
+class CharacterTokenizer:
+    """Spells every text in its characters."""
+
+    def encode(self, text, *, add_special_tokens):
+        return [CountingId(ord(character)) for character in text]
+
+
+def test_bad_words_are_encoded_in_linear_time_and_keep_their_order():
+    words = [f"{number:04}" for number in range(2000)]
+    CountingId.num_compared = 0
+    sequences = encode_bad_words([*words, *words], CharacterTokenizer())
+    assert CountingId.num_compared < 20 * len(words)
+    spelt = ["".join(map(chr, ids)) for ids in sequences]
+    assert spelt == [form for word in words for form in (word, f" {word}")]

@@ -392,3 +392,22 @@ def test_the_documented_step():
     assert step.num_tokens.tolist() == [1, 60, 3]
     update(scheduler, step)
     assert plan(scheduler).num_tokens.tolist() == [1, 1, 47, 15]
+
+
+def test_a_prompt_is_not_capped_by_prefills_beside_it():
+    scheduler = make_scheduler(long_prefill_token_threshold=3, max_num_batched_tokens=64)
+    add_request(scheduler, 0, 20)
+    add_request(scheduler, 1, 20)
+    assert plan(scheduler).num_tokens.tolist() == [20, 20]
+
+
+def test_blocks_of_a_request_with_bad_logits_are_not_shared_any_more():
+    run = make_core(executor_options={"faults": Faults(non_finite={0: 14})})
+    run.run([make_add(0, PREFIX[:13])])
+    assert run.finished[0].reason == "error"
+    outputs = []
+    run.core.apply([make_add(1, PREFIX[:13])])
+    while run.core.has_work:
+        outputs.append(run.step())
+    started = [item for output in outputs if output for item in output.started]
+    assert started[0].num_cached_tokens == 0
