@@ -19,15 +19,14 @@ from octavo.entrypoints.cli.http_client import HttpClient, ServerError
 from octavo.outputs import CompletionOutput
 
 SYSTEM_PROMPT = (
-    "You are a guide in a museum of printing. You answer visitors of all ages in two or three"
-    " plain sentences, you say what you know and nothing else, and you never use a list. When a"
-    " question is not about books, paper, type or printing, you answer it all the same, but you"
-    " stay short. You are friendly, and you like to mention why people cared about a thing."
+    "You are a helpful assistant named Octavo. People ask you all sorts of questions. Read each"
+    " question with care and answer it in one or two short sentences. Say what you know in plain"
+    " words, and stop when the question is answered."
 )
 QUESTIONS = (
-    "What is an octavo?",
-    "What did Johannes Gutenberg make?",
-    "What is paper made of?",
+    "What do bees make?",
+    "Why is the sky blue?",
+    "Who wrote Romeo and Juliet?",
     "What is the capital of France?",
 )
 MAX_TOKENS = 64
