@@ -63,45 +63,73 @@ class StopStrings:
         self, stop_strings: Sequence[str], *, include_in_output: bool, min_tokens: int
     ) -> None:
         self.found: str | None = None
-        self._stop_strings = stop_strings
+        self._matchers = [StopMatcher(stop) for stop in stop_strings]
         self._include_in_output = include_in_output
         self._num_unwatched = max(min_tokens - 1, 0)
-        self._beginnings = {stop[:n] for stop in stop_strings for n in range(1, len(stop))}
-        self._longest = max(map(len, stop_strings)) - 1
         self._held = ""
 
     def push(self, text: str) -> str:
         """Return the text that is safe to release: with a complete stop string, all up to it."""
+        ends = [(matcher.push(text), matcher.stop) for matcher in self._matchers]
+        matches = [(end, -len(stop), stop) for end, stop in ends if end is not None]
+        num_before = len(self._held)
         text = self._held + text
         if self._num_unwatched:
             self._num_unwatched -= 1
-        elif (match := self._find_first(text)) is not None:
-            start, self.found = match
+        elif matches:
+            end, _, self.found = min(matches)  # the first that ends, the longest of several
+            end += num_before
             self._held = ""
-            return text[:start] + (self.found if self._include_in_output else "")
-        num_held = self._count_held(text)
-        self._held = text[len(text) - num_held :]
-        return text[: len(text) - num_held]
+            return text[: end if self._include_in_output else end - len(self.found)]
+        num_free = len(text) - max(matcher.num_matched for matcher in self._matchers)
+        self._held = text[num_free:]
+        return text[:num_free]
 
     def flush(self) -> str:
         """Return what is held back; no more text will come."""
         text, self._held = self._held, ""
         return text
 
-    def _find_first(self, text: str) -> tuple[int, str] | None:
-        """Find the stop string that ends first, the longest if several end there."""
-        matches = [(text.find(stop), stop) for stop in self._stop_strings]
-        found = [(start + len(stop), start, stop) for start, stop in matches if start >= 0]
-        if not found:
-            return None
-        _, start, stop = min(found)
-        return start, stop
 
-    def _count_held(self, text: str) -> int:
-        for length in range(min(self._longest, len(text)), 0, -1):
-            if text[-length:] in self._beginnings:
-                return length
-        return 0
+class StopMatcher:
+    """Follows one stop string through a text, however the text is split: Knuth-Morris-Pratt.
+
+    Time is linear in the text. The table of borders grows only as far as a text has matched, so a
+    long stop string that the text never begins costs nothing.
+    """
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.num_matched = 0
+        """How much of the text's end may become the stop string; always less than all of it."""
+        self._borders = [0, 0]  # [n]: how long a proper beginning of stop[:n] also ends it
+
+    def push(self, text: str) -> int | None:
+        """Take the next text; return the position in it at which the stop string first ends."""
+        stop, borders, num_matched = self.stop, self._borders, self.num_matched
+        if not num_matched and stop[0] not in text:
+            return None  # nearly every token
+        first_end = None
+        for end, character in enumerate(text, 1):
+            while num_matched and stop[num_matched] != character:
+                num_matched = borders[num_matched]
+            if stop[num_matched] == character:
+                num_matched += 1
+                if num_matched == len(borders):
+                    self._add_border()
+            if num_matched == len(stop):
+                num_matched = borders[num_matched]
+                first_end = end if first_end is None else first_end
+        self.num_matched = num_matched
+        return first_end
+
+    def _add_border(self) -> None:
+        stop, borders = self.stop, self._borders
+        last = len(borders) - 1
+        border = borders[last]
+        while border and stop[border] != stop[last]:
+            border = borders[border]
+        borders.append(border + (stop[border] == stop[last]))
 
 
 class TextDecoder(Protocol):
