@@ -17,6 +17,8 @@ from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import SamplingParams
 
+PRIORITY_LIMIT = 2**31  # a priority is an int32
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestDefaults:
@@ -81,16 +83,17 @@ class RequestFactory:
     def _create_first(self, submission: Submission) -> AddRequest:
         prompt, params = submission.prompt, submission.params
         room = self._info.max_tokens_per_request - len(prompt.token_ids)
-        number = next(self._numbers)
+        sampling = create_row_sampling(
+            params,
+            eos_ids=self._defaults.eos_ids,
+            bad_words_ids=self._encode_bad_words(params),
+        )
+        number = next(self._numbers)  # last: nothing is refused any more
         return AddRequest(
             number=number,
             request_id=submission.request_id,
             prompt=pack_ids(prompt.token_ids),
-            sampling=create_row_sampling(
-                params,
-                eos_ids=self._defaults.eos_ids,
-                bad_words_ids=self._encode_bad_words(params),
-            ),
+            sampling=sampling,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             arrival_s=submission.arrival_s,
             priority=submission.priority,
@@ -106,17 +109,11 @@ class RequestFactory:
         submission.params.validate()
         _check_length(submission.prompt, self._info)
         check_vocabulary(submission.params, self._info, self._defaults.eos_ids)
-        policy = self._info.scheduling_policy
-        if submission.priority and policy != "priority":
-            raise InvalidRequestError(
-                f"priority is {submission.priority}; it must be 0 under the {policy} policy:"
-                " start the engine with scheduling_policy=priority",
-                parameter="priority",
-            )
+        _check_priority(submission.priority, self._info.scheduling_policy)
         if submission.params.stop_strings and self._tokenizer is None:
             raise _needs_tokenizer("stop", "stop_token_ids")
 
-    def _encode_bad_words(self, params: SamplingParams) -> list[list[int]]:
+    def _encode_bad_words(self, params: SamplingParams) -> list[tuple[int, ...]]:
         if not params.bad_words:
             return []
         if self._tokenizer is None:
@@ -138,6 +135,20 @@ def _check_length(prompt: EncodedPrompt, info: CoreInfo) -> None:
             f"the prompt contains token id {largest}; the model's token ids end at"
             f" {info.vocab_size - 1}",
             parameter="prompt",
+        )
+
+
+def _check_priority(priority: int, policy: str) -> None:
+    if priority and policy != "priority":
+        raise InvalidRequestError(
+            f"priority is {priority}; it must be 0 under the {policy} policy:"
+            " start the engine with scheduling_policy=priority",
+            parameter="priority",
+        )
+    if not -PRIORITY_LIMIT <= priority < PRIORITY_LIMIT:
+        raise InvalidRequestError(
+            f"priority is {priority}; it must be from {-PRIORITY_LIMIT} to {PRIORITY_LIMIT - 1}",
+            parameter="priority",
         )
 
 

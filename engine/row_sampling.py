@@ -11,7 +11,7 @@ from octavo.sampling_params import MIN_TEMPERATURE, SamplingParams
 
 
 def create_row_sampling(
-    params: SamplingParams, *, eos_ids: Sequence[int], bad_words_ids: Sequence[Sequence[int]]
+    params: SamplingParams, *, eos_ids: Sequence[int], bad_words_ids: Sequence[tuple[int, ...]]
 ) -> RowSampling:
     """Resolve every value but the seed, which differs between the answers to one request."""
     held_back = sorted({*eos_ids, *(params.stop_token_ids or [])}) if params.min_tokens else []
@@ -29,7 +29,7 @@ def create_row_sampling(
         held_back_ids=tuple(held_back),
         logit_bias=tuple(sorted((params.logit_bias or {}).items())),
         allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
-        bad_words_ids=tuple(tuple(ids) for ids in bad_words_ids),
+        bad_words_ids=tuple(bad_words_ids),
         num_logprobs=params.logprobs,
         num_prompt_logprobs=params.prompt_logprobs,
     )
@@ -42,11 +42,11 @@ def derive_seed(*parts: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def encode_bad_words(words: Iterable[str], tokenizer: Tokenizer) -> list[list[int]]:
+def encode_bad_words(words: Iterable[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     """Return the token sequences that spell a word inside a text, also after a space."""
     # Inside a text: many tokenizers put a space before the first word of what they encode.
     anchor = tokenizer.encode("\n", add_special_tokens=False)
-    sequences: list[list[int]] = []
+    sequences: dict[tuple[int, ...], None] = {}  # a set that keeps the order
     for word in words:
         for form in (word.lstrip(" "), " " + word.lstrip(" ")):
             ids = tokenizer.encode("\n" + form, add_special_tokens=False)
@@ -54,9 +54,9 @@ def encode_bad_words(words: Iterable[str], tokenizer: Tokenizer) -> list[list[in
             ids = (
                 ids[len(anchor) :] if follows else tokenizer.encode(form, add_special_tokens=False)
             )
-            if ids and ids not in sequences:
-                sequences.append(ids)
-    return sequences
+            if ids:
+                sequences[tuple(ids)] = None
+    return list(sequences)
 
 
 def check_vocabulary(params: SamplingParams, info: CoreInfo, eos_ids: Sequence[int]) -> None:
