@@ -45,6 +45,8 @@ def test_choices_contain_the_default():
         ("long_prefill_token_threshold", 0, "at least 1"),
         ("schedule_conservativeness", -0.5, "at least 0"),
         ("min_deferral_tokens", -1, "at least 0"),
+        ("cuda_graph_sizes", [], "at least 1: for no graphs set enforce_eager"),
+        ("cuda_graph_sizes", [8, 0], "at least 1"),
         ("gpu_memory_utilization", 0, "in (0, 1]"),
         ("gpu_memory_utilization", 1.01, "in (0, 1]"),
         ("dtype", "int8", "one of auto, float32, bfloat16, float16"),

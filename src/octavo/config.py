@@ -118,7 +118,8 @@ class EngineConfig:
     )
     enforce_eager: bool = _setting(False, "Launch the kernels of decode steps without CUDA graphs.")
     cuda_graph_sizes: list[int] | None = _setting(
-        None, "Batch sizes of decode steps that get a CUDA graph; None chooses up to max_num_seqs."
+        None,
+        "Batch sizes of decode steps that get a CUDA graph, from 1 to max_num_seqs; None chooses.",
     )
     async_scheduling: bool | None = _setting(
         None, "Plan and launch a step before the last one's tokens are read; None: on with a GPU."
@@ -136,6 +137,11 @@ class EngineConfig:
             "long_prefill_token_threshold",
         ):
             self._require_at_least(name, 1)
+        if self.cuda_graph_sizes is not None and min(self.cuda_graph_sizes, default=0) < 1:
+            raise ConfigError(
+                f"cuda_graph_sizes is {self.cuda_graph_sizes}; it must list sizes of at least 1: "
+                "for no graphs set enforce_eager"
+            )
         self._require_at_least("schedule_conservativeness", 0)
         self._require_at_least("min_deferral_tokens", 0)
         for item in fields(self):
