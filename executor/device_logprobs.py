@@ -7,14 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.executor.logprobs import WHOLE_VOCABULARY
+from octavo.executor.logprobs import MAX_LOGIT_ROWS, WHOLE_VOCABULARY
 from octavo.executor.ops.logprobs import TokenLogprobs, compute_logprobs
 from octavo.executor.staging import to_device
 from octavo.executor.step import PositionLogprobs
 from octavo.models.causal_lm import CausalLM
-
-MAX_LOGIT_ROWS = 1024
-"""Logits of a prompt are computed in slices of at most this many tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from octavo.block_manager.block_table import BlockSpec, blocks_needed
 from octavo.executor.ops.row_parameters import NUM_WORDS
 
 
@@ -33,6 +34,6 @@ class DeviceRows:
 
         return cls(
             token_ids=empty(max_model_len),
-            block_tables=empty(-(-max_model_len // block_size)),
+            block_tables=empty(blocks_needed(BlockSpec(block_size), max_model_len)),
             parameters=empty(NUM_WORDS.value),
         )

@@ -5,7 +5,6 @@ graphs and one read-back; other steps launch the same kernels singly, in one for
 never waits for the device, except for a staging slot that is still being copied and for results.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from octavo.attention.backend import AttentionBackend
 from octavo.executor.device_logprobs import LogprobReadback, PromptLogprobReadback
 from octavo.executor.device_rows import DeviceRows
 from octavo.executor.graphs import EAGER_SIZES, DecodeGraphs, EditScratch
+from octavo.executor.logprobs import MAX_LOGIT_ROWS
 from octavo.executor.ops.choose import EXHAUSTED as EXHAUSTED_CODE
 from octavo.executor.ops.prepare_inputs import DeviceBatch
 from octavo.executor.row_uploads import RowUploads
@@ -80,7 +80,7 @@ class DeviceRunner:
         self._max_blocks = rows.block_tables.shape[1]
         self._edited = EditScratch(info.num_rows, info.vocab_size, device)
         decode_batch = self._create_batch(info.num_rows, info.num_rows)
-        self._graphs = DecodeGraphs(
+        self.graphs = DecodeGraphs(
             options.graph_sizes,
             lambda size: StepProgram(
                 self._state, StepShape.decode(size), slice_batch(decode_batch, size)
@@ -92,12 +92,15 @@ class DeviceRunner:
         """Compile the kernels of decode steps and capture the sizes of a few users."""
         if self._options.enforce_eager:
             return
+        sizes = [size for size in self._options.graph_sizes if size in EAGER_SIZES]
         with torch.inference_mode(), torch.cuda.stream(self._stream):
-            for size in self._options.graph_sizes:
-                if size in EAGER_SIZES:
-                    self._upload_padding(size)
-                    self._graphs.run(size, has_edits=False)
-                    self._graphs.capture(size)
+            for size in sizes:
+                self._upload_padding(size)
+                self.graphs.run(size, has_edits=False)
+                self.graphs.run(size, has_edits=False)  # captures
+            for size in sorted(self._options.graph_sizes)[:1]:
+                self._upload_padding(size)
+                self.graphs.run(size, has_edits=True)
         torch.cuda.synchronize(self._device)
 
     def profile(self, *, num_tokens: int) -> None:
@@ -110,6 +113,8 @@ class DeviceRunner:
             program = StepProgram(self._state, shape, batch)
             program.forward()
             program.sample(self._edited.take())
+            assert program.hidden is not None
+            self._state.model.compute_logits(program.hidden[:MAX_LOGIT_ROWS])  # of a prompt
         torch.cuda.synchronize(self._device)
 
     def launch(self, step: Step) -> Callable[[], StepResult]:
@@ -142,7 +147,7 @@ class DeviceRunner:
         size = self._find_graph_size(step)
         if size is not None:
             self._upload(step, StepShape.decode(size))
-            return self._graphs.run(size, has_edits=has_edits)
+            return self.graphs.run(size, has_edits=has_edits)
         shape = StepShape(
             num_rows=len(rows),
             num_tokens=int(step.num_tokens.sum()),
@@ -158,14 +163,15 @@ class DeviceRunner:
         return program
 
     def _find_graph_size(self, step: Step) -> int | None:
-        """Return the size of the graph that serves a step; None where there is none."""
+        """Return the size of the graph that serves a step; None where there is none.
+
+        A row that samples from its only token has no prompt log-probabilities left to report.
+        """
         is_decode = len(step.rows) == int(step.num_tokens.sum()) == step.num_sampled
         grows_by_one = all(len(growth.block_ids) == 1 for growth in step.new_blocks)
         if self._options.enforce_eager or not is_decode or not grows_by_one:
             return None
-        if any(self._requests[row].sampling.num_prompt_logprobs is not None for row in step.rows):
-            return None
-        return self._graphs.find_size(len(step.rows))
+        return self.graphs.find_size(len(step.rows))
 
     def _upload(self, step: Step, shape: StepShape) -> None:
         """Send columns and table growth; rows beyond the step's are padding."""
@@ -249,7 +255,6 @@ class LaunchedStep:
         """Wait for the device and make the result."""
         if self.readback is None:
             return StepResult(self.step.step_id, np.empty(0, dtype=np.int32))
-        started_s = time.perf_counter()
         words = self.readback.wait()  # copied behind everything else of the step
         num_sampled = self.step.num_sampled
         token_ids, faults = words.reshape(2, -1)[:, :num_sampled]
@@ -270,7 +275,6 @@ class LaunchedStep:
             self.logprobs.read() if self.logprobs else {},
             prompt_logprobs,
             errors,
-            time.perf_counter() - started_s,
         )
 
 

@@ -1,15 +1,16 @@
 """CUDA graphs of decode steps: two for each batch size, *forward* and *sample*.
 
-A size is captured before the engine is ready or, for sizes that only some loads use, between two
-steps when it is needed for the second time. All graphs share one memory pool: they run one after
-the other on one stream, and what a graph leaves behind is used before the next one runs.
+A graph is captured when it is needed for the second time: before the engine is ready or, for sizes
+that only some loads use, between two steps. The first time its kernels are launched singly, which
+compiles them. All graphs share one memory pool: they run one after the other on one stream, and
+what a graph leaves behind is used before the next one runs.
 """
 
 import logging
 import time
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from torch import Tensor
 from octavo.executor.step_program import StepProgram
 
 logger = logging.getLogger(__name__)
+
+Part = Literal["forward", "sample", "sample with edits"]
 
 EAGER_SIZES = (1, 2, 4, 8)
 """Captured before the engine is ready: the sizes of a few interactive users."""
@@ -42,10 +45,17 @@ class DecodeGraphs:
         self._create = create
         self._edited = edited
         self._programs: dict[int, StepProgram] = {}
-        self._uses: Counter[int] = Counter()
-        self._forward: dict[int, torch.cuda.CUDAGraph] = {}
-        self._sample: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self._compiled: set[tuple[int, Part]] = set()
+        self._graphs: dict[tuple[int, Part], torch.cuda.CUDAGraph | None] = {}
+        """None where capture failed: it is not tried again."""
         self._pool = torch.cuda.graph_pool_handle() if self._sizes else None
+
+    @property
+    def captured_sizes(self) -> list[int]:
+        """The sizes whose forward pass is a graph."""
+        return sorted(
+            size for (size, part), graph in self._graphs.items() if part == "forward" and graph
+        )
 
     def find_size(self, num_rows: int) -> int | None:
         """Return the size that a step of so many rows is padded to; None if none is."""
@@ -55,31 +65,45 @@ class DecodeGraphs:
     def run(self, size: int, *, has_edits: bool) -> StepProgram:
         """Launch a step of ``size`` rows whose upload is on its way; returns its program."""
         program = self._find_program(size)
-        self._uses[size] += 1
-        if size not in self._forward and self._uses[size] > 1:
-            self.capture(size)
-        if size not in self._forward:
-            program.forward()
-            program.sample(self._edited.take() if has_edits else None)
-            return program
-        if (size, has_edits) not in self._sample:
-            self._capture_sample(size, has_edits=has_edits)
-        self._forward[size].replay()
-        self._sample[size, has_edits].replay()
+        edited = self._edited.take() if has_edits else None
+        is_graph = self._launch(size, "forward", program.forward)
+        part: Part = "sample with edits" if has_edits else "sample"
+        if is_graph:  # the logits are always in the same place
+            self._launch(size, part, lambda: program.sample(edited))
+        else:
+            program.sample(edited)
+            self._compiled.add((size, part))
         return program
 
-    def capture(self, size: int) -> None:
-        """Capture a size; the step that is in the upload buffer is not run."""
-        started_s = time.perf_counter()
-        program = self._find_program(size)
-        self._forward[size] = self._record(program.forward)
-        self._capture_sample(size, has_edits=False)
-        logger.info("captured %d rows in %.2f s", size, time.perf_counter() - started_s)
+    def _launch(self, size: int, part: Part, launch: Callable[[], None]) -> bool:
+        """Launch a part, captured if it has run before; returns whether it was a graph."""
+        key = size, part
+        if key in self._compiled and key not in self._graphs:
+            self._graphs[key] = self._capture(size, part, launch)
+        if graph := self._graphs.get(key):
+            graph.replay()
+            return True
+        launch()
+        self._compiled.add(key)
+        return False
 
-    def _capture_sample(self, size: int, *, has_edits: bool) -> None:
-        program = self._find_program(size)
-        edited = self._edited.take() if has_edits else None
-        self._sample[size, has_edits] = self._record(lambda: program.sample(edited))
+    def _capture(
+        self, size: int, part: Part, launch: Callable[[], None]
+    ) -> torch.cuda.CUDAGraph | None:
+        """Return the graph of what ``launch`` launches; None, with a warning, if it fails."""
+        started_s = time.perf_counter()
+        try:
+            graph = self._record(launch)
+        except RuntimeError:  # out of memory, or a launch that cannot be captured
+            logger.warning(
+                "cannot capture %s of %d rows: its kernels are launched singly from now on",
+                part,
+                size,
+                exc_info=True,
+            )
+            return None
+        logger.info("captured %s of %d rows in %.2f s", part, size, time.perf_counter() - started_s)
+        return graph
 
     def _find_program(self, size: int) -> StepProgram:
         if size not in self._programs:
@@ -87,12 +111,11 @@ class DecodeGraphs:
         return self._programs[size]
 
     def _record(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Capture what ``launch`` launches. Its kernels must have run before: they are compiled."""
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             launch()
-        finally:
+        finally:  # the stream must leave capture mode, whatever launch raised
             graph.capture_end()
         return graph
 

@@ -8,6 +8,8 @@ from torch import Tensor
 from octavo.executor.step import Int32Array, PositionLogprobs
 
 WHOLE_VOCABULARY = -1
+MAX_LOGIT_ROWS = 1024
+"""Logits of a prompt are computed in slices of at most this many tokens."""
 
 
 def find_logprobs(

@@ -1,23 +1,19 @@
 """Runs one Step on the device: rows, copies, one forward pass, sampling, write-back."""
 
-import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.attention.backend import AttentionBackend
+from octavo.block_manager.block_table import BlockSpec, blocks_needed
 from octavo.executor.input_batch import InputBatch, PromptSpan, gather_inputs
-from octavo.executor.logprobs import find_logprobs
+from octavo.executor.logprobs import MAX_LOGIT_ROWS, find_logprobs
 from octavo.executor.rows import Rows
 from octavo.executor.sampler import NON_FINITE, Samples, sample
 from octavo.executor.step import ExecutorInfo, PositionLogprobs, Step, StepResult
 from octavo.models.causal_lm import CausalLM
-
-MAX_LOGIT_ROWS = 1024
-"""Logits of a prompt are computed in slices of at most this many tokens."""
 
 
 class ModelRunner:
@@ -31,7 +27,7 @@ class ModelRunner:
         self.info = info
         self._model = model
         self._backend = backend
-        max_blocks = -(-info.max_model_len // info.block_size)
+        max_blocks = blocks_needed(BlockSpec(info.block_size), info.max_model_len)
         self._rows = Rows(info.num_rows, max_tokens=info.max_model_len, max_blocks=max_blocks)
 
     def launch(self, step: Step) -> Callable[[], StepResult]:
@@ -41,11 +37,9 @@ class ModelRunner:
 
     def run(self, step: Step) -> StepResult:
         """Execute one step and wait for it."""
-        start_s = time.perf_counter()
         with torch.inference_mode():
             self._apply(step)
-            result = self._compute(step)
-        return replace(result, compute_time_s=time.perf_counter() - start_s)
+            return self._compute(step)
 
     def _apply(self, step: Step) -> None:
         for row in step.released_rows:

@@ -128,7 +128,6 @@ class StepResult:
     p + 1 < num_prompt_tokens: the log-probabilities of the prompt token at p + 1."""
     row_errors: dict[int, str] = field(default_factory=dict)
     """Index into ``Step.rows`` -> why the row cannot go on (non-finite logits)."""
-    compute_time_s: float = 0.0
 
 
 class StepHandle(Protocol):

@@ -20,7 +20,7 @@ RNG = np.random.default_rng(3)
 PROMPTS = [RNG.integers(3, 345, size=length).tolist() for length in (5, 19)]
 
 
-def make_device_executor(folder, *, lag=0, num_rows=4, block_size=16):
+def make_device_executor(folder, *, lag=0, num_rows=4, block_size=16, graph_sizes=()):
     """Load a checkpoint into a DeviceRunner whose device is the interpreter."""
     source = source_of(folder)
     config = load_config(source)
@@ -36,7 +36,7 @@ def make_device_executor(folder, *, lag=0, num_rows=4, block_size=16):
     backend = TritonBackend(
         model.kv_cache_spec(block_size), info.num_blocks, dtype=torch.float32, device="cpu"
     )
-    options = DeviceOptions(enforce_eager=True, graph_sizes=())
+    options = DeviceOptions(enforce_eager=not graph_sizes, graph_sizes=graph_sizes)
     runner = DeviceRunner(model, backend, info, device=CPU, options=options)
     return InProcessExecutor(runner, lag=lag)
 
@@ -134,3 +134,61 @@ def test_more_admissions_than_an_upload_holds_take_several(llama):
     executor._runner._uploads.capacity = 60
     expected = [llama.generate(prompt, 2) for prompt in PROMPTS]
     assert generate(executor, PROMPTS, 2) == expected
+
+
+class ExecutingGraph:
+    """A graph whose capture executes what it is told: replaying it at once adds nothing."""
+
+    def capture_begin(self, pool, capture_error_mode):
+        """Nothing is prepared."""
+
+    def capture_end(self):
+        """Nothing is left to do."""
+
+    def replay(self):
+        """The capture has just computed it."""
+
+
+@pytest.fixture
+def fake_graphs(monkeypatch):
+    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr("torch.cuda.CUDAGraph", ExecutingGraph)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda device: None)
+
+
+def test_a_decode_step_is_padded_to_its_graph_even_after_prompt_logprobs(llama, fake_graphs):
+    executor = make_device_executor(llama.folder, graph_sizes=(4,))
+    hand = ByHand(executor)
+    request = hand.admit(0, PROMPTS[0], num_prompt_logprobs=1)
+    hand.step({0: 5})
+    hand.decode(1)
+    assert executor._runner.graphs.captured_sizes == []
+    hand.decode(1)
+    assert executor._runner.graphs.captured_sizes == [4]
+    assert len(request.prompt_logprobs) == 4
+    assert request.outputs == llama.generate(PROMPTS[0], 3)
+
+
+def test_warming_up_captures_small_sizes_and_runs_edits_once(llama, fake_graphs):
+    runner = make_device_executor(llama.folder, graph_sizes=(2, 3, 4))._runner
+    runner.warm_up()
+    assert runner.graphs.captured_sizes == [2, 4]
+    hand = ByHand(InProcessExecutor(runner, lag=0))
+    request = hand.admit(0, PROMPTS[0])
+    hand.step({0: 5})
+    assert request.outputs == llama.generate(PROMPTS[0], 1)
+
+
+def test_profiling_computes_a_slice_of_prompt_logits(llama, fake_graphs, monkeypatch):
+    runner = make_device_executor(llama.folder)._runner
+    monkeypatch.setattr("octavo.executor.device_runner.MAX_LOGIT_ROWS", 10)
+    model, num_rows = runner._state.model, []
+    compute_logits = model.compute_logits
+
+    def record(hidden):
+        num_rows.append(len(hidden))
+        return compute_logits(hidden)
+
+    monkeypatch.setattr(model, "compute_logits", record)
+    runner.profile(num_tokens=16)
+    assert num_rows == [4, 10]

@@ -1,14 +1,79 @@
-"""Which batch sizes get a graph."""
+"""Which batch sizes get a graph, and when a step is captured, replayed or launched singly."""
 
 from itertools import pairwise
 
 import pytest
+import torch
 
 from octavo.executor.graphs import DecodeGraphs, default_sizes
 
 
 def make_graphs(sizes):
     return DecodeGraphs(sizes, create=lambda size: None, edited=None)
+
+
+class Tape:
+    """A program and the graphs of it, on a device that only writes down what it is told."""
+
+    def __init__(self, failing=()):
+        self.events = []
+        self.failing = failing
+        """Parts that raise while they are captured."""
+        self.capturing = None
+
+    def forward(self):
+        self._launch("forward")
+
+    def sample(self, edited):
+        self._launch("sample" if edited is None else "edit")
+
+    def _launch(self, part):
+        if self.capturing is None:
+            self.events.append(part)
+            return
+        self.capturing.part = part
+        if part in self.failing:
+            raise torch.OutOfMemoryError(part)
+
+    def take(self):
+        return "scratch"
+
+    def run(self, graphs, *, has_edits=False):
+        """Return what one step does."""
+        self.events.clear()
+        graphs.run(8, has_edits=has_edits)
+        return list(self.events)
+
+
+class TapeGraph:
+    def __init__(self, tape):
+        self.tape, self.part = tape, None
+
+    def capture_begin(self, pool, capture_error_mode):
+        assert self.tape.capturing is None
+        self.tape.capturing = self
+
+    def capture_end(self):
+        self.tape.capturing = None
+        self.tape.events.append(f"capture {self.part}")
+        if self.part in self.tape.failing:
+            raise RuntimeError("the capture was invalidated")
+
+    def replay(self):
+        self.tape.events.append(f"replay {self.part}")
+
+
+@pytest.fixture
+def record(monkeypatch):
+    """Make the graphs of a tape."""
+    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: (0, 0))
+
+    def make(failing=()):
+        tape = Tape(failing)
+        monkeypatch.setattr("torch.cuda.CUDAGraph", lambda: TapeGraph(tape))
+        return tape, DecodeGraphs([8], create=lambda size: tape, edited=tape)
+
+    return make
 
 
 @pytest.mark.parametrize("max_rows", [1, 3, 8, 64, 100, 1024])
@@ -28,3 +93,49 @@ def test_a_step_is_padded_to_the_next_size(monkeypatch):
 
 def test_without_sizes_no_step_has_a_graph():
     assert make_graphs([]).find_size(1) is None
+
+
+def test_a_size_runs_singly_then_is_captured_then_replayed(record):
+    tape, graphs = record()
+    assert tape.run(graphs) == ["forward", "sample"]
+    assert graphs.captured_sizes == []
+    second = ["capture forward", "replay forward", "capture sample", "replay sample"]
+    assert tape.run(graphs) == second
+    assert tape.run(graphs) == ["replay forward", "replay sample"]
+    assert graphs.captured_sizes == [8]
+
+
+def test_edits_run_singly_before_they_are_captured(record):
+    tape, graphs = record()
+    tape.run(graphs)
+    tape.run(graphs)
+    assert tape.run(graphs, has_edits=True) == ["replay forward", "edit"]
+    assert tape.run(graphs, has_edits=True) == ["replay forward", "capture edit", "replay edit"]
+    assert tape.run(graphs, has_edits=True) == ["replay forward", "replay edit"]
+
+
+def test_a_forward_pass_that_cannot_be_captured_runs_singly_for_ever(record, caplog):
+    tape, graphs = record(failing=["forward"])
+    tape.run(graphs)
+    assert tape.run(graphs) == ["capture forward", "forward", "sample"]
+    assert tape.run(graphs) == ["forward", "sample"]
+    assert tape.run(graphs, has_edits=True) == ["forward", "edit"]
+    assert graphs.captured_sizes == []
+    (message,) = caplog.messages
+    assert message.startswith("cannot capture forward of 8 rows")
+
+
+def test_sampling_that_cannot_be_captured_runs_behind_the_graph(record, caplog):
+    tape, graphs = record(failing=["sample"])
+    tape.run(graphs)
+    assert tape.run(graphs) == ["capture forward", "replay forward", "capture sample", "sample"]
+    assert tape.run(graphs) == ["replay forward", "sample"]
+    (message,) = caplog.messages
+    assert message.startswith("cannot capture sample of 8 rows")
+
+
+def test_an_error_of_the_step_itself_is_raised(record):
+    tape, graphs = record()
+    tape.capturing, tape.failing = TapeGraph(tape), ["forward"]
+    with pytest.raises(RuntimeError, match="forward"):
+        graphs.run(8, has_edits=False)

@@ -162,9 +162,7 @@ def test_steps_that_contradict_the_rows_are_refused(llama, step, message):
         hand.executor.submit(step)
 
 
-def test_results_carry_the_time_of_the_step(llama):
+def test_results_carry_the_number_of_the_step(llama):
     executor = make_executor(llama.folder)
     step = make_step(3, [(0, 6, 0, True)], new=[make_row()])
-    result = executor.submit(step).result()
-    assert result.step_id == 3
-    assert result.compute_time_s > 0
+    assert executor.submit(step).result().step_id == 3
