@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.executor.ops.row_parameters import LISTS, PENALTIES, ROW_PARAMETERS
-from octavo.executor.rows import EditedIds
+from octavo.executor.rows import EditedIds, has_penalty
 from octavo.executor.step import Int32Array, NewRow, RowSampling
 
 LARGEST_INT = np.iinfo(np.int32).max
@@ -26,11 +26,6 @@ def pack_edit_list(sampling: RowSampling) -> Int32Array | None:
 def pack_record(new: NewRow, *, edit_list_address: int | None) -> NDArray[np.int32]:
     """Return the row's record, (NUM_WORDS,); the address is that of its edit list on the device."""
     sampling = new.sampling
-    has_penalties = (
-        sampling.presence_penalty != 0
-        or sampling.frequency_penalty != 0
-        or sampling.repetition_penalty != 1
-    )
     record = np.zeros(1, dtype=ROW_PARAMETERS)
     record["temperature"] = sampling.temperature
     record["top_k"] = min(sampling.top_k, LARGEST_INT)
@@ -40,9 +35,9 @@ def pack_record(new: NewRow, *, edit_list_address: int | None) -> NDArray[np.int
     record["presence_penalty"] = sampling.presence_penalty
     record["frequency_penalty"] = sampling.frequency_penalty
     record["repetition_penalty"] = sampling.repetition_penalty
-    record["min_tokens"] = sampling.min_tokens
+    record["min_tokens"] = min(sampling.min_tokens, LARGEST_INT)
     record["num_prompt_tokens"] = new.num_prompt_tokens
-    record["edits"] = PENALTIES.value * has_penalties + LISTS.value * (
+    record["edits"] = PENALTIES.value * has_penalty(sampling) + LISTS.value * (
         edit_list_address is not None
     )
     record["edit_list"] = edit_list_address or 0

@@ -54,7 +54,7 @@ class Rows:
         self.edits[row] = EditedIds.find(sampling)
         self.num_logprobs[row] = sampling.num_logprobs
         self.num_prompt_logprobs[row] = sampling.num_prompt_logprobs
-        is_edited = self.edits[row] is not None or _has_penalty(sampling)
+        is_edited = self.edits[row] is not None or has_penalty(sampling)
         self.takes_maximum[row] = sampling.temperature == 0 and not is_edited
 
     def grow(self, row: int, block_ids: tuple[int, ...]) -> None:
@@ -124,7 +124,8 @@ class EditedIds:
         )
 
 
-def _has_penalty(sampling: RowSampling) -> bool:
+def has_penalty(sampling: RowSampling) -> bool:
+    """Return True when logits depend on which tokens there were before."""
     return (
         sampling.presence_penalty != 0
         or sampling.frequency_penalty != 0

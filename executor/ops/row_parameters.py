@@ -21,7 +21,7 @@ ROW_PARAMETERS = np.dtype(
         ("min_tokens", "<i4"),
         ("num_prompt_tokens", "<i4"),
         ("edits", "<i4"),
-        ("edit_list", "<u8"),  # device address of the row's edit list, see executor/ops/edits.py
+        ("edit_list", "<u8"),  # device address of the row's edit list, see ops/edit_logits.py
         ("unused", "<i4", 2),
     ]
 )

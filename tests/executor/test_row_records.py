@@ -36,6 +36,11 @@ def test_a_record_holds_the_parameters():
     assert (record["edits"], record["edit_list"]) == (0, 0)
 
 
+def test_counts_beyond_a_word_are_the_largest_count():
+    record = read(pack_record(make_row(0, min_tokens=2**31, top_k=2**63), edit_list_address=None))
+    assert (record["min_tokens"], record["top_k"]) == (2**31 - 1, 2**31 - 1)
+
+
 def test_a_record_tells_which_edits_there_are():
     penalised = make_row(0, repetition_penalty=1.1)
     assert read(pack_record(penalised, edit_list_address=None))["edits"] == PENALTIES
