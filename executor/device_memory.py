@@ -17,10 +17,15 @@ MARGIN_BYTES = 256 * 2**20
 
 
 def find_graph_bytes(sizes: Sequence[int], vocab_size: int) -> int:
-    """Return what graphs of these sizes take: nodes, and activations of the largest, shared."""
+    """Return what graphs of these sizes take.
+
+    Each keeps its nodes and its 16-bit logits, which its step is read from; other activations are
+    shared: the largest size's are enough.
+    """
     if not sizes:
         return 0
-    return GRAPH_BYTES * len(sizes) + max(sizes) * (2 * vocab_size + ROW_BYTES)
+    logits = 2 * vocab_size * sum(sizes)
+    return GRAPH_BYTES * len(sizes) + logits + ROW_BYTES * max(sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +44,7 @@ class MemoryUse:
     def measure(
         cls, device: torch.device, *, free_at_start: int, weights: int, graphs: int
     ) -> "MemoryUse":
-        """Read the allocator's peak, which the largest step has just set."""
+        """Read the allocator's peak since it was reset, just before the largest step ran."""
         total = torch.cuda.get_device_properties(device).total_memory
         peak = torch.cuda.max_memory_reserved(device)
         return cls(

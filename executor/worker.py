@@ -114,11 +114,12 @@ def _create_device_runner(
     """Measure the largest step with a small pool, then give the rest of the memory to K/V."""
     config, device = parts.config, parts.device
     weights = torch.cuda.memory_reserved(device)
-    options = DeviceOptions(config.enforce_eager, _choose_graph_sizes(config, demand))
+    options = DeviceOptions(config.enforce_eager, choose_graph_sizes(config, demand.max_num_seqs))
     try:
         backend = parts.create_backend(NUM_PROFILED_BLOCKS)
         profiled = DeviceRunner(parts.model, backend, parts.info, device=device, options=options)
         assert config.max_num_batched_tokens is not None, "the settings are not resolved"
+        torch.cuda.reset_peak_memory_stats(device)
         profiled.profile(num_tokens=config.max_num_batched_tokens)
     except torch.cuda.OutOfMemoryError as error:
         raise ConfigError(
@@ -137,22 +138,42 @@ def _create_device_runner(
     budget = use.find_pool_bytes(config.gpu_memory_utilization)
     num_blocks = size_pool(config, demand, budget_bytes=budget)
     logger.info("KV pool: %d blocks of %d bytes", num_blocks, demand.block_bytes)
-    runner = DeviceRunner(
-        parts.model,
-        parts.create_backend(num_blocks),
-        parts.sized(num_blocks),
-        device=device,
-        options=options,
-    )
-    runner.warm_up()
+    try:
+        backend = parts.create_backend(num_blocks)
+        info = parts.sized(num_blocks)
+        runner = DeviceRunner(parts.model, backend, info, device=device, options=options)
+        runner.warm_up()
+    except torch.cuda.OutOfMemoryError as error:
+        raise refuse_pool(config, num_blocks, demand.block_bytes) from error
     return runner
 
 
-def _choose_graph_sizes(config: EngineConfig, demand: PoolDemand) -> tuple[int, ...]:
+def refuse_pool(config: EngineConfig, num_blocks: int, block_bytes: int) -> ConfigError:
+    """Return the error of a pool that does not fit: it names the setting that made its size."""
+    setting = "gpu_memory_utilization"
+    if config.num_gpu_blocks_override is not None:
+        setting = "num_gpu_blocks_override"
+    elif config.kv_cache_memory_bytes is not None:
+        setting = "kv_cache_memory_bytes"
+    return ConfigError(
+        f"a KV pool of {num_blocks} blocks of {block_bytes} bytes "
+        f"({num_blocks * block_bytes / GIB:.2f} GiB) does not fit on the card beside the weights "
+        f"and a step: lower {setting}"
+    )
+
+
+def choose_graph_sizes(config: EngineConfig, max_num_seqs: int) -> tuple[int, ...]:
+    """Return the batch sizes that get a graph, ascending; sizes that no step reaches are named."""
     if config.enforce_eager:
         return ()
-    sizes = config.cuda_graph_sizes or default_sizes(demand.max_num_seqs)
-    return tuple(sorted({size for size in sizes if size <= demand.max_num_seqs}))
+    sizes = config.cuda_graph_sizes or default_sizes(max_num_seqs)
+    if dropped := sorted({size for size in sizes if size > max_num_seqs}):
+        logger.warning(
+            "cuda_graph_sizes %s are above max_num_seqs %d: no step needs them",
+            dropped,
+            max_num_seqs,
+        )
+    return tuple(sorted({size for size in sizes if size <= max_num_seqs}))
 
 
 def find_free_memory() -> int:

@@ -3,7 +3,14 @@
 import pytest
 
 from octavo.errors import ConfigError
-from octavo.executor.device_memory import GIB, MARGIN_BYTES, MemoryUse, find_graph_bytes
+from octavo.executor.device_memory import (
+    GIB,
+    GRAPH_BYTES,
+    MARGIN_BYTES,
+    ROW_BYTES,
+    MemoryUse,
+    find_graph_bytes,
+)
 
 
 def make_use(**parts):
@@ -37,4 +44,9 @@ def test_without_room_the_largest_part_is_named_with_what_to_change(parts, advic
 
 def test_graphs_need_memory_only_where_there_are_some():
     assert find_graph_bytes([], 1_000) == 0
-    assert find_graph_bytes([1, 64], 150_000) > 64 * 150_000 * 2
+
+
+def test_every_graph_keeps_its_logits_and_shares_the_rest():
+    both, large, small = (find_graph_bytes(sizes, 1_000) for sizes in ([8, 64], [64], [8]))
+    assert both == large + small - 8 * ROW_BYTES
+    assert large == GRAPH_BYTES + 64 * (2 * 1_000 + ROW_BYTES)

@@ -5,7 +5,12 @@ import torch
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
-from octavo.executor.worker import create_runner, find_free_memory
+from octavo.executor.worker import (
+    choose_graph_sizes,
+    create_runner,
+    find_free_memory,
+    refuse_pool,
+)
 from tests.models.oracle import source_of
 
 
@@ -59,3 +64,31 @@ def test_block_keys_start_from_everything_that_the_kv_depends_on(tiny_spm):
 
 def test_free_memory_is_measured():
     assert find_free_memory() > 2**20
+
+
+def test_graph_sizes_that_no_step_reaches_are_dropped_by_name(caplog):
+    config = EngineConfig(cuda_graph_sizes=[32, 8, 64, 8, 16])
+    assert choose_graph_sizes(config, max_num_seqs=16) == (8, 16)
+    assert caplog.messages == [
+        "cuda_graph_sizes [32, 64] are above max_num_seqs 16: no step needs them"
+    ]
+
+
+def test_default_graph_sizes_are_chosen_in_silence(caplog):
+    assert choose_graph_sizes(EngineConfig(), max_num_seqs=4) == (1, 2, 4)
+    assert choose_graph_sizes(EngineConfig(enforce_eager=True), max_num_seqs=4) == ()
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("settings", "to_lower"),
+    [
+        ({"num_gpu_blocks_override": 9}, "lower num_gpu_blocks_override"),
+        ({"kv_cache_memory_bytes": 9}, "lower kv_cache_memory_bytes"),
+        ({}, "lower gpu_memory_utilization"),
+    ],
+)
+def test_a_pool_that_does_not_fit_is_refused_with_the_setting_that_made_it(settings, to_lower):
+    message = str(refuse_pool(EngineConfig(**settings), 2**20, 2**20))
+    assert "1048576 blocks of 1048576 bytes (1024.00 GiB)" in message
+    assert message.endswith(to_lower)
