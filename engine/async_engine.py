@@ -11,11 +11,20 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import TypeVar
 from uuid import uuid4
 
 from octavo.engine.core_client import CoreClient
-from octavo.engine.messages import CoreInfo, CoreMessage, CoreOutputs
+from octavo.engine.door import NO_CAPS, Door, QueueCaps
+from octavo.engine.messages import (
+    CoreInfo,
+    CoreMessage,
+    CoreOutputs,
+    CoreStats,
+    ExplainRequest,
+    RequestExplanation,
+)
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.open_request import OpenRequest
 from octavo.engine.prompt import EncodedPrompt, Prompt
@@ -40,8 +49,19 @@ class AsyncEngine:
     the core dies that is an ``error`` for each of them, and later requests are refused.
     """
 
-    def __init__(self, client: CoreClient, tracker: RequestTracker, metrics: EngineMetrics) -> None:
+    def __init__(
+        self,
+        client: CoreClient,
+        tracker: RequestTracker,
+        metrics: EngineMetrics,
+        *,
+        caps: QueueCaps = NO_CAPS,
+    ) -> None:
         self.metrics = metrics
+        self._door = Door(caps)
+        self._questions: dict[int, asyncio.Future[list[RequestExplanation]]] = {}
+        self._tickets = count()
+        self._stats = CoreStats()
         self._client = client
         self._tracker = tracker
         self._streams: dict[str, RequestStream] = {}
@@ -76,6 +96,18 @@ class AsyncEngine:
         """Seconds for which open requests have seen no step; 0 while nothing is open."""
         return time.monotonic() - self._last_progress_s if self._streams else 0.0
 
+    @property
+    def stall(self) -> str:
+        """What the core last said of its load: which request waits for what."""
+        stats = self._stats
+        text = (
+            f"{stats.num_running} requests run, {stats.num_waiting} wait, "
+            f"{stats.num_blocks_used} of {stats.num_blocks} KV blocks are in use"
+        )
+        if stats.oldest_waiting_reason is None:
+            return text
+        return f"{text}; request {stats.oldest_waiting} waits: {stats.oldest_waiting_reason}"
+
     def start(self) -> None:
         """Begin to listen to the core, on the running event loop."""
         self._loop = asyncio.get_running_loop()
@@ -93,6 +125,7 @@ class AsyncEngine:
 
         Raises:
             InvalidRequestError: the request cannot be served as written.
+            QueueFullError: as much waits as may wait.
             EngineDeadError: the core had died before.
         """
         stream = await self.add(prompt, params, request_id=request_id, priority=priority)
@@ -112,19 +145,23 @@ class AsyncEngine:
     ) -> "RequestStream":
         """Admit a request and return its stream, which the caller must read to its end or close.
 
-        Raises as ``generate`` does; when it returns, the request is on its way.
+        Raises as ``generate`` does; when it returns, the request is on its way. An open request's
+        id is told apart by a suffix.
         """
         arrival_s = time.monotonic()
         encoded = await self._encode(prompt)
         if self._death is not None:
             raise EngineDeadError(self._death)
-        request_id = request_id or uuid4().hex
+        self._door.check(params.n, params.n * len(encoded.token_ids), now_s=time.monotonic())
+        request_id = self._make_unique(request_id)
         messages = self._tracker.add(
             encoded, params, request_id=request_id, arrival_s=arrival_s, priority=priority
         )
         stream = self._streams[request_id] = RequestStream(request_id, close=self.abort)
         self._note_opened()
         self.metrics.add(messages)
+        for message in messages:
+            self._door.enter(message.number, len(encoded.token_ids))
         try:
             self._send(messages)
         except BaseException:
@@ -135,9 +172,27 @@ class AsyncEngine:
     def abort(self, *request_ids: str) -> None:
         """End requests with ``abort``; ids that belong to no open request are ignored."""
         outputs, message = self._tracker.abort(request_ids, time.monotonic())
+        for number in message.numbers:
+            self._door.leave(number)
         self._deliver(outputs)
         if message.numbers:
             self._send([message])
+
+    async def explain(self, request_id: str) -> list[RequestExplanation]:
+        """Tell what the core knows of a request, open or ended a while ago: an entry a choice.
+
+        Raises:
+            EngineDeadError: the core has died.
+        """
+        if self._death is not None:
+            raise EngineDeadError(self._death)
+        ticket = next(self._tickets)
+        answer = self._questions[ticket] = self._loop.create_future()
+        try:
+            self._send([ExplainRequest(request_id, ticket)])
+            return await answer
+        finally:
+            del self._questions[ticket]
 
     def abort_all(self) -> None:
         """End every open request with ``abort``."""
@@ -204,6 +259,7 @@ class AsyncEngine:
         if self._death is not None:
             return
         self._last_progress_s = time.monotonic()
+        self._note(outputs)
         try:
             self.metrics.update(outputs)
             owed, messages = self._tracker.apply(outputs)
@@ -215,6 +271,18 @@ class AsyncEngine:
         if messages:
             self._send(messages)
 
+    def _note(self, outputs: CoreOutputs) -> None:
+        """Keep what the queue and the curious need to know."""
+        self._stats = outputs.stats
+        for started in outputs.started:
+            self._door.start(started.number, now_s=self._last_progress_s)
+        for report in outputs.finished:
+            self._door.leave(report.number)
+        for explanation in outputs.explanations:
+            question = self._questions.get(explanation.ticket)
+            if question is not None and not question.done():
+                question.set_result(explanation.requests)
+
     def _deliver(self, owed: Sequence[OpenRequest | RequestOutput]) -> None:
         for news in owed:
             self._streams[news.request_id].note(news)
@@ -222,6 +290,11 @@ class AsyncEngine:
                 del self._streams[news.request_id]
         if not self._streams:
             self._idle.set()
+
+    def _make_unique(self, request_id: str | None) -> str:
+        if request_id is None:
+            return uuid4().hex
+        return f"{request_id}-{uuid4().hex}" if request_id in self._streams else request_id
 
     def _note_opened(self) -> None:
         if self._idle.is_set():
@@ -233,6 +306,9 @@ class AsyncEngine:
             return
         self._death = reason
         now_s = time.monotonic()
+        for question in self._questions.values():
+            if not question.done():
+                question.set_exception(EngineDeadError(reason))
         self.metrics.fail_all(now_s)
         self._deliver(self._tracker.fail_all(reason, now_s))
         self._dead.set()

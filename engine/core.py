@@ -64,7 +64,7 @@ class EngineCore:
         self._launched: deque[StepHandle] = deque()
         self._prompt_logprobs = PromptLogprobs()
         self._refused: list[FinishedRequest] = []
-        self._explanations: list[Explanation] = []
+        self._questions: list[ExplainRequest] = []
         self._log = RequestLog(self.scheduler)
         self._num_failed_launches = 0
 
@@ -73,7 +73,7 @@ class EngineCore:
         """True while there is something to plan, a result to wait for or an end to report."""
         scheduler = self.scheduler
         is_computing = scheduler.has_unfinished_requests or self._launched
-        has_report = scheduler.has_untaken_ends or self._refused or self._explanations
+        has_report = scheduler.has_untaken_ends or self._refused or self._questions
         return bool(is_computing or has_report)
 
     def apply(self, messages: Sequence[CoreMessage]) -> None:
@@ -93,8 +93,7 @@ class EngineCore:
                 case ResetPrefixCache():
                     self.scheduler.reset_prefix_cache()
                 case ExplainRequest():
-                    known = self._log.explain(message.request_id)
-                    self._explanations.append(Explanation(message.ticket, known))
+                    self._questions.append(message)
 
     def step(self) -> CoreOutputs | None:
         """Plan and launch one step and read at most one result; None when there is nothing to
@@ -114,7 +113,11 @@ class EngineCore:
         outputs.finished += self._refused
         self._refused = []
         outputs.finished += [self._final(request) for request in self.scheduler.take_finished()]
-        outputs.explanations, self._explanations = self._explanations, []
+        outputs.explanations = [
+            Explanation(question.ticket, self._log.explain(question.request_id))
+            for question in self._questions
+        ]
+        self._questions = []
         return outputs.pack(self._clock(), self._stats(outputs)) if outputs else None
 
     def shutdown(self) -> None:

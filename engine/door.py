@@ -21,6 +21,9 @@ class QueueCaps:
     max_tokens: int | None = None
 
 
+NO_CAPS = QueueCaps()
+
+
 class Door:
     """Owns what is known of the queue outside the core: who waits, and how fast they start.
 
@@ -84,6 +87,7 @@ class Door:
         """A request was admitted by the core; unknown numbers are ignored."""
         num_tokens = self._remove(number)
         if num_tokens is not None:
+            self._forget_old_starts(now_s)
             self._starts.append((now_s, num_tokens))
 
     def leave(self, number: int) -> None:
@@ -98,11 +102,14 @@ class Door:
 
     def _estimate_s(self, excess: int, *, by_tokens: bool, now_s: float) -> float:
         """Return the seconds after which ``excess`` requests or tokens will have started."""
-        while self._starts and self._starts[0][0] < now_s - RATE_WINDOW_S:
-            self._starts.popleft()
+        self._forget_old_starts(now_s)
         if not self._starts:
             return DEFAULT_RETRY_S
         num_started = sum(tokens if by_tokens else 1 for _, tokens in self._starts)
         seconds = max(now_s - self._starts[0][0], 1.0)
         estimate = excess * seconds / num_started
         return float(min(MAX_RETRY_S, max(1, math.ceil(estimate))))
+
+    def _forget_old_starts(self, now_s: float) -> None:
+        while self._starts and self._starts[0][0] < now_s - RATE_WINDOW_S:
+            self._starts.popleft()

@@ -17,6 +17,8 @@ COMMANDS = {
     "serve": "serve a model over an OpenAI-compatible API",
     "chat": "talk to a running server",
     "complete": "let a running server complete prompts",
+    "explain": "ask a running server what a request waits for or has done",
+    "replay": "take a scheduler's journal again and compare every decision",
     "generate": "complete prompts on this machine and print the text as it comes",
 }
 EXIT_REFUSED = 2

@@ -8,6 +8,7 @@ from types import FrameType
 from typing import NoReturn
 
 from octavo.config import EngineConfig, Environment
+from octavo.engine.door import QueueCaps
 from octavo.entrypoints.cli.options import add_engine_options, get_engine_settings
 from octavo.entrypoints.logs import configure_logging
 from octavo.entrypoints.openai.listener import bind
@@ -48,6 +49,18 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="on SIGTERM, how long open requests may go on before they are aborted [%(default)s]",
     )
     group.add_argument(
+        "--max-queued-requests",
+        type=int,
+        metavar="N",
+        help="answer 429 instead of letting more than N requests wait [no limit]",
+    )
+    group.add_argument(
+        "--max-queued-tokens",
+        type=int,
+        metavar="N",
+        help="answer 429 instead of letting more than N prompt tokens wait [no limit]",
+    )
+    group.add_argument(
         "--access-log",
         action=BooleanOptionalAction,
         default=True,
@@ -69,6 +82,7 @@ def run(args: Namespace) -> int:
         options = server.ServerOptions(
             served_names=tuple(args.served_model_name),
             shutdown_timeout_s=args.shutdown_timeout,
+            queue_caps=QueueCaps(args.max_queued_requests, args.max_queued_tokens),
             access_log=args.access_log,
         )
         status: int = server.serve(config, client, listener, options=options)

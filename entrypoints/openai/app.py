@@ -25,6 +25,7 @@ def create_app(service: Service) -> FastAPI:
         ("/version", information.version),
         ("/metrics", information.metrics),
         ("/v1/models", information.models),
+        ("/v1/requests/{request_id}", information.explain),
     ):
         app.add_api_route(path, endpoint, methods=["GET"])
     chat, completions = ChatEndpoint(service), CompletionsEndpoint(service)

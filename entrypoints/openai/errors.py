@@ -61,11 +61,14 @@ def error_response(
     message: str,
     *,
     parameter: str | None = None,
+    reason_code: str | None = None,
     headers: dict[str, str] | None = None,
 ) -> Response:
     """Return a response that carries an error."""
-    body = msgspec.json.encode(describe_error(status, message, parameter=parameter))
-    return Response(body, status, headers, media_type="application/json")
+    body = describe_error(status, message, parameter=parameter)
+    if reason_code is not None:
+        body["error"]["reason_code"] = reason_code
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
 
 async def _answer_http_error(_: Request, error: Exception) -> Response:
@@ -81,7 +84,7 @@ async def _answer_invalid_request(_: Request, error: Exception) -> Response:
 async def _answer_queue_full(_: Request, error: Exception) -> Response:
     assert isinstance(error, QueueFullError)
     retry_after = {"retry-after": str(max(1, round(error.retry_after_s)))}
-    return error_response(429, str(error), headers=retry_after)
+    return error_response(429, str(error), reason_code=error.reason_code, headers=retry_after)
 
 
 async def _answer_engine_dead(_: Request, error: Exception) -> Response:

@@ -7,7 +7,7 @@ and body as a plain request.
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
@@ -41,13 +41,24 @@ class Generation:
     form: ResponseForm
     model_name: str
     ignored_fields: Sequence[str]
+    random_id: str = field(default_factory=lambda: uuid4().hex)
+
+    @property
+    def response_id(self) -> str:
+        """The id of the response, by which the request can be looked up."""
+        return f"{self.form.id_prefix}-{self.body.request_id or self.random_id}"
 
     async def respond(self, engine: AsyncEngine, receive: Receive) -> Response:
         """Admit the request and return its response.
 
         Raises what ``AsyncEngine.add`` raises.
         """
-        stream = await engine.add(self.prompt, self.params, priority=self.body.priority or 0)
+        stream = await engine.add(
+            self.prompt,
+            self.params,
+            request_id=self.response_id,
+            priority=self.body.priority or 0,
+        )
         headers = self._report_ignored_fields()
         if self.body.stream:
             head = self._describe(self.form.chunk_object_name)
@@ -64,7 +75,7 @@ class Generation:
 
     def _describe(self, object_name: str) -> dict[str, Any]:
         return {
-            "id": f"{self.form.id_prefix}-{self.body.request_id or uuid4().hex}",
+            "id": self.response_id,
             "object": object_name,
             "created": int(time.time()),
             "model": self.model_name,

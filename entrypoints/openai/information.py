@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import msgspec
 from fastapi import Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 import octavo
-from octavo.entrypoints.openai.errors import error_response
+from octavo.engine.messages import RequestExplanation
+from octavo.entrypoints.openai.errors import HttpError, error_response
 from octavo.entrypoints.openai.service import Service
 
 STALL_LIMIT_S = 60.0
@@ -30,8 +32,17 @@ class InformationEndpoints:
         if self._service.is_draining:
             return error_response(503, "the server is shutting down")
         if stalled_s > STALL_LIMIT_S:
-            return error_response(503, f"no step has ended for {stalled_s:.0f} s")
+            stall = self._service.engine.stall
+            return error_response(503, f"no step has ended for {stalled_s:.0f} s: {stall}")
         return await self.health()
+
+    async def explain(self, request_id: str) -> Response:
+        """Tell the state of a request by the id of its response, while it lives and after."""
+        entries = await self._service.engine.explain(request_id)
+        if not entries:
+            raise HttpError(404, f"request {request_id!r} is not known, or ended long ago")
+        body = {"object": "list", "data": [_describe_explanation(entry) for entry in entries]}
+        return Response(msgspec.json.encode(body), media_type="application/json")
 
     async def version(self) -> dict[str, str]:
         """Say which version this is."""
@@ -73,3 +84,18 @@ class InformationEndpoints:
             "max_model_len": service.engine.info.max_tokens_per_request,
             "permission": [permission],
         }
+
+
+def _describe_explanation(entry: RequestExplanation) -> dict[str, Any]:
+    """Return the entry with durations in the place of times of the core's own clock."""
+    facts: dict[str, Any] = msgspec.to_builtins(entry)
+    arrival, scheduled = facts.pop("arrival_s"), facts.pop("first_scheduled_s")
+    first_token, ended = facts.pop("first_token_s"), facts.pop("ended_s")
+    facts["queue_s"] = _subtract(scheduled, arrival)
+    facts["prefill_s"] = _subtract(first_token, scheduled)
+    facts["decode_s"] = _subtract(ended, first_token)
+    return facts
+
+
+def _subtract(end: float | None, start: float | None) -> float | None:
+    return None if end is None or start is None else end - start

@@ -14,6 +14,7 @@ import uvloop
 
 from octavo.config import EngineConfig, Environment
 from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.door import NO_CAPS, QueueCaps
 from octavo.engine.ipc_client import IpcClient
 from octavo.engine.metrics import EngineMetrics
 from octavo.entrypoints.openai.app import create_app
@@ -35,6 +36,7 @@ class ServerOptions:
     served_names: tuple[str, ...] = ()
     """Names of the model in the API; empty is the model's own."""
     shutdown_timeout_s: float = 0.0
+    queue_caps: QueueCaps = NO_CAPS
     access_log: bool = False
 
 
@@ -50,7 +52,8 @@ def serve(
     client.wait_until_ready()
     names = options.served_names or (model.source.name,)
     metrics = EngineMetrics(names[0], client.info)
-    engine = AsyncEngine(client, model.create_tracker(client.info), metrics)
+    tracker = model.create_tracker(client.info)
+    engine = AsyncEngine(client, tracker, metrics, caps=options.queue_caps)
     service = Service(engine=engine, model=model, model_names=names)
 
     async def run() -> int:

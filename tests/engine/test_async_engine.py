@@ -7,15 +7,19 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.messages import AddRequest, FinishRequest
+from octavo.engine.core import EngineCore
+from octavo.engine.door import NO_CAPS, QueueCaps
+from octavo.engine.messages import AddRequest, ExplainRequest, FinishRequest
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request_factory import RequestDefaults
 from octavo.engine.request_tracker import RequestTracker
 from octavo.engine.tokenizer import Tokenizer
-from octavo.errors import EngineDeadError, InvalidRequestError
+from octavo.errors import EngineDeadError, InvalidRequestError, QueueFullError
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 from tests.checkpoints import build_tokenizer
 from tests.echo_core import ECHO_INFO, EchoCore, ThreadClient
+from tests.engine.requests import make_config
+from tests.fake_executor import FakeExecutor
 
 DELTA, CUMULATIVE = RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE
 TIMEOUT_S = 20
@@ -218,9 +222,9 @@ class FailingClient(ThreadClient):
 
 
 @asynccontextmanager
-async def running_with(client):
+async def running_with(client, caps=NO_CAPS):
     tracker = RequestTracker(Tokenizer(build_tokenizer()), ECHO_INFO, RequestDefaults(eos_ids=(2,)))
-    engine = AsyncEngine(client, tracker, EngineMetrics("tiny", ECHO_INFO))
+    engine = AsyncEngine(client, tracker, EngineMetrics("tiny", ECHO_INFO), caps=caps)
     engine.start()
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -251,5 +255,72 @@ def test_a_core_that_dies_at_a_stop_string_ends_every_stream():
             outputs = await asyncio.gather(stopped, other)
         reasons = [result[-1].outputs[0].finish_reason for result in outputs]
         assert reasons == ["stop", "error"]
+
+    asyncio.run(scenario())
+
+
+def make_real_core():
+    """An engine core that runs one request at a time, on a device that answers at once."""
+    config = make_config(max_num_seqs=1, num_blocks=2_048, max_model_len=4_096)
+    executor = FakeExecutor(config.num_blocks, config.block_size, num_rows=1, vocab_size=300)
+    return EngineCore(executor, config, lag=0)
+
+
+async def start_and_queue(engine):
+    """Let one request run and another wait; returns their streams."""
+    params = make_params(max_tokens=3_000, ignore_eos=True)
+    first = await engine.add([100, 101], params, request_id="first")
+    await anext(first)
+    return first, await engine.add([100, 102, 103], params, request_id="second")
+
+
+def test_more_than_may_wait_is_refused_with_a_time_to_retry():
+    async def scenario():
+        async with running_with(ThreadClient(make_real_core()), QueueCaps(1)) as engine:
+            _, waiting = await start_and_queue(engine)
+            with pytest.raises(QueueFullError, match="1 requests wait") as caught:
+                await engine.add([100], make_params())
+            assert caught.value.reason_code == "queue_full_requests"
+            assert caught.value.retry_after_s >= 1
+            waiting.close()
+            (await engine.add([100], make_params())).close()
+
+    asyncio.run(scenario())
+
+
+def test_a_request_is_explained_while_it_waits_and_after_its_end():
+    async def scenario():
+        async with running_with(ThreadClient(make_real_core())) as engine:
+            first, second = await start_and_queue(engine)
+            (running,) = await engine.explain("first")
+            (waiting,) = await engine.explain("second")
+            assert (running.state, waiting.state) == ("running", "waiting")
+            assert waiting.place_in_queue == 0
+            first.close()
+            second.close()
+            (ended,) = await engine.explain("second")
+            assert ended.finish_reason == "abort"
+            assert await engine.explain("nobody") == []
+
+    asyncio.run(scenario())
+
+
+def test_an_open_requests_id_can_be_used_again():
+    async def scenario():
+        async with running_engine() as engine:
+            streams = [await engine.add([100], make_params(), request_id="same") for _ in range(3)]
+            assert len({stream.request_id for stream in streams}) == 3
+            for stream in streams:
+                assert [output async for output in stream][-1].finished
+
+    asyncio.run(scenario())
+
+
+def test_a_question_to_a_dying_core_gets_an_error():
+    async def scenario():
+        client = FailingClient(EchoCore(), ExplainRequest, EngineDeadError("it died"))
+        async with running_with(client) as engine:
+            with pytest.raises(EngineDeadError):
+                await engine.explain("a")
 
     asyncio.run(scenario())
