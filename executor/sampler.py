@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.executor.filters import filter_scores
@@ -32,8 +33,8 @@ class Samples:
 
 def sample(logits: Tensor, rows: Rows, row_ids: Int32Array) -> Samples:
     """Choose the next token of each row from its ``logits``, (len(row_ids), vocab_size)."""
-    maxima, choices = logits.max(dim=1)  # a NaN is its row's maximum
-    is_finite = maxima.isfinite().numpy()
+    choices, maxima = _find_maxima(logits.float())
+    is_finite = np.isfinite(maxima)
     errors = {int(index): NON_FINITE for index in np.flatnonzero(~is_finite)}
     special = np.flatnonzero(is_finite & ~rows.takes_maximum[row_ids])
     if len(special):
@@ -41,18 +42,24 @@ def sample(logits: Tensor, rows: Rows, row_ids: Int32Array) -> Samples:
         edit_logits(scores, rows, row_ids[special])
         is_exhausted = (scores.amax(dim=1) == -torch.inf).numpy()
         errors |= {int(index): EXHAUSTED for index in special[is_exhausted]}
-        choices[torch.from_numpy(special)] = _choose(scores, rows, row_ids[special])
-    token_ids = choices.int().numpy()
-    return Samples(token_ids, _report(logits, rows, row_ids, token_ids), errors)
+        choices[special] = _choose(scores, rows, row_ids[special])
+    return Samples(choices, _report(logits, rows, row_ids, choices), errors)
 
 
-def _choose(scores: Tensor, rows: Rows, row_ids: Int32Array) -> Tensor:
+def _find_maxima(scores: Tensor) -> tuple[Int32Array, NDArray[np.float32]]:
+    """Return index and value of each row's maximum; a NaN is its row's maximum."""
+    values: NDArray[np.float32] = scores.numpy()
+    indices = values.argmax(axis=1)  # torch's takes twenty times as long
+    return indices.astype(np.int32), values[np.arange(len(values)), indices]
+
+
+def _choose(scores: Tensor, rows: Rows, row_ids: Int32Array) -> Int32Array:
     """Take the maximum of greedy rows, and that of the noisy filtered scores of the others."""
     drawn = np.flatnonzero(rows.sampling.temperature[row_ids] > 0)
     if len(drawn):
         picked, drawn_ids = torch.from_numpy(drawn), row_ids[drawn]
         scores[picked] = _add_noise(scores[picked], rows, drawn_ids)
-    return scores.argmax(dim=1)
+    return _find_maxima(scores)[0]
 
 
 def _add_noise(scores: Tensor, rows: Rows, row_ids: Int32Array) -> Tensor:
