@@ -33,8 +33,8 @@ def test_a_running_request_is_explained_with_its_counts_and_times():
     run.step()
     (explained,) = explain(run, 0)
     assert explained.state == "running"
-    assert explained.num_computed_tokens == 9
-    assert explained.num_output_tokens == 1
+    assert explained.num_computed_tokens == 10
+    assert explained.num_output_tokens == 2
     assert explained.first_token_s is not None
     assert explained.ended_s is None
 
