@@ -162,11 +162,13 @@ class AsyncEngine:
         self.metrics.add(messages)
         for message in messages:
             self._door.enter(message.number, len(encoded.token_ids))
+        is_sent = False
         try:
             self._send(messages)
-        except BaseException:
-            self.abort(request_id)  # it was opened, and nobody will read its stream
-            raise
+            is_sent = True
+        finally:
+            if not is_sent:
+                self.abort(request_id)  # it was opened, and nobody will read its stream
         return stream
 
     def abort(self, *request_ids: str) -> None:
