@@ -53,6 +53,8 @@ class EventStream(Response):
             async for output in self._stream:
                 if piece := self._writer.write(output):
                     yield piece
+                if self._writer.is_ended:
+                    return
         except Exception as error:  # the border of a request whose status has been sent
             logger.exception("a stream failed")
             yield encode_event(describe_error(500, f"the stream failed: {error!r}")) + DONE
@@ -65,6 +67,7 @@ class ChunkWriter:
     """
 
     def __init__(self, head: Mapping[str, Any], form: ResponseForm, *, has_usage: bool) -> None:
+        self.is_ended = False
         self._form = form
         self._has_usage = has_usage
         self._usage = Usage()
@@ -73,19 +76,28 @@ class ChunkWriter:
         self._tail = b'}],"usage":null}\n\n' if has_usage else b"}]}\n\n"
 
     def write(self, output: RequestOutput) -> bytes:
-        """Return the chunks of one output; after the last one, the end of the stream."""
+        """Return the chunks of one output; after the last one, the end of the stream.
+
+        The first answer that fails ends the stream for all, with an error in place of usage.
+        """
         self._usage.add(output)
         pieces: list[bytes] = []
         for answer in output.outputs:
             if answer.finish_reason == "error":
-                return encode_event(describe_error(500, answer.error or "unknown error")) + DONE
+                error = describe_error(500, answer.error or "unknown error")
+                return b"".join((*pieces, self._end(encode_event(error))))
             self._write_answer(answer, pieces)
         if output.finished:
-            if self._has_usage:
-                totals = msgspec.json.encode(self._usage.describe())
-                pieces += (self._head, b'],"usage":', totals, b"}\n\n")
-            pieces.append(DONE)
+            pieces.append(self._end(self._describe_usage() if self._has_usage else b""))
         return b"".join(pieces)
+
+    def _end(self, last_event: bytes) -> bytes:
+        self.is_ended = True
+        return last_event + DONE
+
+    def _describe_usage(self) -> bytes:
+        totals = msgspec.json.encode(self._usage.describe())
+        return self._head + b'],"usage":' + totals + b"}\n\n"
 
     def _write_answer(self, answer: CompletionOutput, pieces: list[bytes]) -> None:
         if answer.index not in self._opened:

@@ -1,11 +1,12 @@
 """The bytes of streams: usage rules, errors inside them, and what is left out."""
 
+import asyncio
 import json
 
 import pytest
 
 from octavo.entrypoints.openai.forms import ChatForm, CompletionForm
-from octavo.entrypoints.openai.streaming import ChunkWriter
+from octavo.entrypoints.openai.streaming import ChunkWriter, EventStream
 from octavo.outputs import CompletionOutput, RequestOutput
 
 BODIES = {
@@ -18,6 +19,43 @@ HEAD = {"id": "x", "model": "m"}
 def make_output(text="a", *, index=0, finish_reason=None, error=None):
     answer = CompletionOutput(index, text, [5], finish_reason=finish_reason, error=error)
     return RequestOutput("r", "p", [1, 2], [answer], finished=finish_reason is not None)
+
+
+def make_outputs(*answers, finished=False):
+    return RequestOutput("r", "p", [1, 2], list(answers), finished=finished)
+
+
+class ScriptedStream:
+    """Stands in for the stream of a request: gives these outputs and notes that it was closed."""
+
+    def __init__(self, outputs):
+        self.is_closed = False
+        self.unread = list(outputs)
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        if not self.unread:
+            raise StopAsyncIteration
+        return self.unread.pop(0)
+
+    def close(self):
+        self.is_closed = True
+
+
+def answer_with(stream, writer):
+    """Return the body that a client receives that stays to the end."""
+    body = []
+
+    async def send(message):
+        body.append(message.get("body", b""))
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    asyncio.run(EventStream(stream, writer, {})({}, receive, send))
+    return b"".join(body)
 
 
 def read_events(data):
@@ -72,6 +110,24 @@ def test_failed_answer_ends_the_stream_with_an_error_event():
     assert event["error"]["message"] == "non-finite logits"
     assert (event["error"]["type"], event["error"]["code"]) == ("InternalServerError", 500)
     assert end == "[DONE]"
+
+
+FAILED_ANSWER = CompletionOutput(1, "", [5], finish_reason="error", error="non-finite logits")
+
+
+@pytest.mark.parametrize("has_usage", [False, True])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_failed_answer_ends_the_stream_of_all_answers_once(has_usage, is_last):
+    first = make_outputs(CompletionOutput(0, "a", [5]), CompletionOutput(1, "x", [5]))
+    second = make_outputs(CompletionOutput(0, "b", [5]), FAILED_ANSWER, finished=is_last)
+    third = make_outputs(CompletionOutput(0, "c", [5], finish_reason="length"), finished=True)
+    stream = ScriptedStream([first, second, third])
+    writer = ChunkWriter(HEAD, CompletionForm(None), has_usage=has_usage)
+    *chunks, error, end = read_events(answer_with(stream, writer))
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == ["a", "x", "b"]
+    assert error["error"]["message"] == "non-finite logits"
+    assert end == "[DONE]"
+    assert (stream.is_closed, stream.unread) == (True, [third])
 
 
 def test_text_is_escaped():
