@@ -9,7 +9,8 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Protocol
@@ -86,9 +87,30 @@ def run_core_process(create_core: Callable[[], Core], addresses: CoreAddresses) 
     threading.Thread(
         target=_exit_with_parent, args=(addresses.folder,), name="parent watch", daemon=True
     ).start()
-    channel = CoreChannel(addresses)
+    with closing(CoreChannel(addresses)) as channel, ExitStack() as owned, death_reported(channel):
+        core = create_core()
+        owned.callback(core.shutdown)  # after the report: it may fail or hang on a broken device
+        serve_core(core, channel)
+
+
+def serve_core(core: Core, channel: "CoreChannel") -> None:
+    """Announce the core and answer messages until ``Shutdown``."""
+    channel.send(core.info)
+    while True:
+        messages = channel.receive(block=not core.has_work)
+        if any(isinstance(message, Shutdown) for message in messages):
+            return
+        core.apply([message for message in messages if not isinstance(message, Shutdown)])
+        outputs = core.step()
+        if outputs is not None:
+            channel.send(outputs)
+
+
+@contextmanager
+def death_reported(channel: "CoreChannel") -> Iterator[None]:
+    """Tell the API process why the core died, then end this process with status 1."""
     try:
-        serve_core(create_core, channel)
+        yield
     except ConfigError as error:
         channel.send(CoreDied(str(error), is_config_error=True))
         raise SystemExit(1) from None
@@ -96,25 +118,6 @@ def run_core_process(create_core: Callable[[], Core], addresses: CoreAddresses) 
         logger.exception("the engine core died")
         channel.send(CoreDied(f"{type(error).__name__}: {error}"))
         raise SystemExit(1) from None
-    finally:
-        channel.close()
-
-
-def serve_core(create_core: Callable[[], Core], channel: "CoreChannel") -> None:
-    """Create the core, announce it, and answer messages until ``Shutdown``."""
-    core = create_core()
-    try:
-        channel.send(core.info)
-        while True:
-            messages = channel.receive(block=not core.has_work)
-            if any(isinstance(message, Shutdown) for message in messages):
-                return
-            core.apply([message for message in messages if not isinstance(message, Shutdown)])
-            outputs = core.step()
-            if outputs is not None:
-                channel.send(outputs)
-    finally:
-        core.shutdown()
 
 
 class CoreChannel:

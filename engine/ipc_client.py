@@ -5,6 +5,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 import zmq
@@ -24,6 +25,8 @@ SHUTDOWN_TIMEOUT_S = 5.0
 """How long a core may take to free its device before it is killed."""
 EXIT_STATUS_TIMEOUT_S = 1.0
 """How long the kernel may take to tell the exit status of a process whose end was seen."""
+LAST_REPLY_TIMEOUT_MS = 100
+"""How long zmq's I/O thread may take to hand over what a process sent before its end was seen."""
 
 
 class IpcClient:
@@ -100,7 +103,8 @@ class IpcClient:
         May be called again, and from another thread than the one in ``receive``.
         """
         if self._is_ready and self._process.is_alive():
-            self.send([Shutdown()])
+            with suppress(EngineDeadError):  # it died just now
+                self.send([Shutdown()])
             self._process.join(SHUTDOWN_TIMEOUT_S)
         self.kill()
         with self._send_lock, self._receive_lock:  # a blocked ``receive`` has seen the death
@@ -120,7 +124,8 @@ class IpcClient:
             if self._inbox.closed:
                 raise EngineDeadError(self._describe_death())
             # What the core sent before it died is read first.
-            if self._inbox not in dict(self._poller.poll()) and not self._inbox.poll(0):
+            is_here = self._inbox in dict(self._poller.poll())
+            if not is_here and not self._inbox.poll(LAST_REPLY_TIMEOUT_MS):
                 raise EngineDeadError(self._describe_death())
             reply = self._decoder.decode(self._inbox.recv())
         if isinstance(reply, CoreDied):

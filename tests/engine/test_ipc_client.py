@@ -5,10 +5,12 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import psutil
 import pytest
+import zmq
 
 from octavo.engine.ipc_client import IpcClient
 from octavo.engine.messages import AbortRequests, AddRequest, pack_ids, unpack_ids
@@ -32,6 +34,28 @@ signal.pause()
 
 def refuse_to_start():
     raise ConfigError("block_size is 0; it must be at least 1")
+
+
+class BrokenDeviceCore(EchoCore):
+    """Dies on "crash", and its device cannot be freed after that."""
+
+    def shutdown(self):
+        raise OSError("the device is gone")
+
+
+class EndFirstPoller(zmq.Poller):
+    """Sees the end of a process before its last message, which may overtake it."""
+
+    def poll(self, timeout=None):
+        ends = [end for end, _ in self.sockets if isinstance(end, int)]
+        return [(end, zmq.POLLIN) for end in wait(ends)]
+
+
+class LateSocket(zmq.Socket):
+    """Has nothing for those who do not wait."""
+
+    def poll(self, timeout=None, flags=zmq.POLLIN):
+        return 0 if timeout == 0 else super().poll(timeout, flags)
 
 
 def make_request(number=1, *, request_id="r", prompt=(5, 6, 7), max_tokens=4):
@@ -111,6 +135,41 @@ def test_refused_setting_is_a_config_error(monkeypatch):
     with pytest.raises(ConfigError, match="block_size is 0"):
         client.wait_until_ready()
     client.shutdown()
+
+
+def test_last_word_of_a_core_is_heard_after_its_end_was_seen(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.setattr(zmq, "Poller", EndFirstPoller)
+    monkeypatch.setattr(zmq.Context, "_socket_class", LateSocket)
+    client = IpcClient(refuse_to_start)
+    with pytest.raises(ConfigError, match="block_size is 0"):
+        client.wait_until_ready()
+    client.shutdown()
+
+
+def test_device_that_cannot_be_freed_does_not_hide_why_the_core_died(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    client = IpcClient(BrokenDeviceCore)
+    client.wait_until_ready()
+    client.send([make_request(request_id="crash")])
+    with pytest.raises(EngineDeadError, match="RuntimeError: crash on demand"):
+        client.receive()
+    client.shutdown()
+
+
+def test_core_that_dies_during_shutdown_is_cleaned_up(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    client = IpcClient(EchoCore)
+    client.wait_until_ready()
+    process = psutil.Process(client.pid)
+    process.kill()
+    with pytest.raises(EngineDeadError):
+        client.receive()
+    answers = iter([True])  # it was alive when it was asked first
+    monkeypatch.setattr(client._process, "is_alive", lambda: next(answers, False))
+    client.shutdown()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_shutdown_leaves_no_process_and_no_socket(monkeypatch, tmp_path):
