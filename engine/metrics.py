@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -21,11 +22,14 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from octavo.engine.messages import (
+    AbortRequests,
     AddRequest,
     CoreInfo,
+    CoreMessage,
     CoreOutputs,
     CoreStats,
     FinishedRequest,
+    FinishRequest,
     StartedRequest,
 )
 from octavo.outputs import FinishReason
@@ -87,11 +91,24 @@ class EngineMetrics(Collector):
         for report in outputs.finished:
             self._finish(report, outputs.now_s)
 
+    def note_ends(self, messages: Sequence[CoreMessage]) -> None:
+        """Note which answers the front end told the core to end: later tokens are nobody's.
+
+        An answer's tokens are then those that its client sees; ``generation_tokens`` counts all.
+        """
+        for message in messages:
+            if isinstance(message, FinishRequest):
+                self._cut((message.number,))
+            elif isinstance(message, AbortRequests):
+                self._cut(message.numbers)
+
     def fail_all(self, now_s: float) -> None:
         """Note that the core died: every open answer ends with ``error`` and nothing runs."""
         for number in list(self._open):
             self._finish(FinishedRequest(number, "error"), now_s)
-        self._stats = CoreStats(num_blocks=self._info.num_blocks)
+        self._stats = msgspec.structs.replace(
+            self._stats, num_running=0, num_waiting=0, num_blocks_used=0
+        )
 
     def collect(self) -> Iterator[Metric]:
         """Make the series of now."""
@@ -111,12 +128,17 @@ class EngineMetrics(Collector):
             answer.scheduled_s = started.scheduled_s
             answer.num_cached_tokens = started.num_cached_tokens
 
+    def _cut(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            if number in self._open:
+                self._open[number].is_cut = True
+
     def _add_tokens(self, numbers: Sequence[int], now_s: float) -> None:
         self._num_generated += len(numbers)
         intervals: Counter[float] = Counter()  # rows that decode together share one interval
         for number in numbers:
             answer = self._open.get(number)
-            if answer is None:
+            if answer is None or answer.is_cut:
                 continue
             if answer.last_token_s is None:
                 self._note_first_token(answer, now_s)
@@ -238,6 +260,8 @@ class OpenAnswer:
     last_token_s: float | None = None
     num_cached_tokens: int = 0
     num_tokens: int = 0
+    is_cut: bool = False
+    """The client has its end; what the core computed since then does not count."""
 
     @property
     def num_computed_prompt_tokens(self) -> int:

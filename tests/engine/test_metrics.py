@@ -6,10 +6,12 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.engine.messages import (
+    AbortRequests,
     AddRequest,
     CoreOutputs,
     CoreStats,
     FinishedRequest,
+    FinishRequest,
     StartedRequest,
     pack_ids,
 )
@@ -127,6 +129,33 @@ def test_every_series_takes_two_values(metrics):
     counts = COUNTERS | {f"{n}_count" for n in HISTOGRAMS} | {f"{n}_sum" for n in HISTOGRAMS}
     changed = {name for name in counts if len({s[name] for s in (before, during, after)}) > 1}
     assert changed == counts
+
+
+def test_nothing_that_counts_falls_when_the_core_dies(metrics):
+    metrics.add([make_request(1)])
+    stats = {"num_retractions": 3, "prefix_queries": 20, "prefix_hits": 4, "num_running": 1}
+    metrics.update(make_outputs([1], now_s=101.0, started=[StartedRequest(1, 100.5, 4)], **stats))
+    before = scrape(metrics)
+    metrics.fail_all(102.0)
+    after = scrape(metrics)
+    counting = {name for name in before if name.split("{")[0] not in GAUGES}
+    assert before["prefix_cache_hits_total"] == 4
+    assert {name for name in counting if after[name] < before[name]} == set()
+    assert {after[name] for name in GAUGES} == {0}
+
+
+@pytest.mark.parametrize("end", [FinishRequest(1, "stop", 2), AbortRequests((1, 9))])
+def test_tokens_behind_an_answers_end_are_not_its_own(metrics, end):
+    metrics.add([make_request(1)])
+    metrics.update(make_outputs([1], now_s=101.0))
+    metrics.update(make_outputs([1], now_s=102.0))
+    metrics.note_ends([end])
+    metrics.update(make_outputs([1], now_s=105.0, finished=[FinishedRequest(1, "stop")]))
+    samples = scrape(metrics)
+    assert samples["request_generation_tokens_sum"] == 2
+    assert samples["request_max_num_generation_tokens_sum"] == 2
+    assert samples["inter_token_latency_seconds_sum"] == 1.0
+    assert samples["generation_tokens_total"] == 3
 
 
 def test_scrape_has_no_series_that_is_not_listed(metrics):
