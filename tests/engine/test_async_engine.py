@@ -104,7 +104,7 @@ def test_abort_hands_over_what_was_not_read():
 
 def test_closing_the_iterator_aborts_the_request():
     async def scenario():
-        async with running_engine() as engine:
+        async with running_engine(step_time_s=0.002) as engine:
             outputs = engine.generate([100], make_params(max_tokens=4000))
             async with aclosing(outputs):
                 await anext(outputs)
@@ -117,7 +117,7 @@ def test_closing_the_iterator_aborts_the_request():
 
 def test_cancelling_the_reader_aborts_the_request():
     async def scenario():
-        async with running_engine() as engine:
+        async with running_engine(step_time_s=0.002) as engine:
             stream = await engine.add([100], make_params(max_tokens=4000))
             reader = asyncio.create_task(read(engine, [100], make_params(max_tokens=4000)))
             await anext(stream)
