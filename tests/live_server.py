@@ -153,12 +153,12 @@ def create_echo_model(*, chat_template=None, sampling_defaults=None):
 
 
 @contextmanager
-def running_checkpoint(path, **settings):
+def running_checkpoint(path, *, options=None, **settings):
     """Serve a checkpoint with the whole engine in this process."""
     config = EngineConfig(model=str(path), device="cpu", num_gpu_blocks_override=256, **settings)
     model = load_served_model(config, Environment.read())
     core = create_core(config, model.source, is_serving=True)
-    with running_server(core, model=model) as live:
+    with running_server(core, model=model, **(options or {})) as live:
         yield live
 
 
@@ -170,11 +170,13 @@ def running_server(core=None, *, client=None, model=None, kill=lambda: None, **o
         core = core or EchoCore()
         client = ThreadClient(core)
     metrics = EngineMetrics("tiny", client.info)
-    engine = AsyncEngine(client, model.create_tracker(client.info), metrics)
+    options = ServerOptions(**options)
+    tracker = model.create_tracker(client.info)
+    engine = AsyncEngine(client, tracker, metrics, caps=options.queue_caps)
     service = Service(engine=engine, model=model, model_names=("tiny", "alias"))
     listener = bind("127.0.0.1", 0)
     listener.listen()
-    server = Server(service, ServerOptions(**options), kill=kill)
+    server = Server(service, options, kill=kill)
     loop = asyncio.new_event_loop()
     live = LiveServer(listener.getsockname()[1], service, server, loop, core)
 
