@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import uvloop
@@ -91,7 +92,7 @@ def measure(num_clients: int, num_tokens: int, step_time_s: float) -> Totals:
     return totals
 
 
-def serve(sender, step_time_s: float) -> None:
+def serve(sender: Any, step_time_s: float) -> None:
     """Be the server's process: send the port, serve until SIGTERM."""
     client = IpcClient(partial(MadeUpCore, step_time_s))
     try:
@@ -138,7 +139,7 @@ class StreamReader(asyncio.Protocol):
         self._body, self._totals = body, totals
         self._num_clients, self._done = num_clients, done
 
-    def connection_made(self, transport) -> None:
+    def connection_made(self, transport: Any) -> None:
         head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         transport.write(f"{head}content-length: {len(self._body)}\r\n\r\n".encode() + self._body)
         self._transport = transport

@@ -189,7 +189,8 @@ class AsyncEngine:
         if self._death is not None:
             raise EngineDeadError(self._death)
         ticket = next(self._tickets)
-        answer = self._questions[ticket] = self._loop.create_future()
+        answer: asyncio.Future[list[RequestExplanation]] = self._loop.create_future()
+        self._questions[ticket] = answer
         try:
             self._send([ExplainRequest(request_id, ticket)])
             return await answer
