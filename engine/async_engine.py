@@ -230,6 +230,7 @@ class AsyncEngine:
 
     def _send(self, messages: Sequence[CoreMessage]) -> None:
         """Send; a death that is noticed here ends the open streams like any other."""
+        self.metrics.note_ends(messages)
         try:
             self._client.send(messages)
         except EngineDeadError as death:

@@ -5,6 +5,7 @@ import threading
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
+from prometheus_client import generate_latest
 
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.core import EngineCore
@@ -188,6 +189,19 @@ def test_stop_string_ends_the_request_in_the_core():
             assert (answer.finish_reason, answer.stop_reason) == ("stop", "b")
             await read(engine, [100], make_params(max_tokens=1))
             assert engine._client.core.running == {}
+
+    asyncio.run(scenario())
+
+
+def test_metrics_count_the_tokens_that_clients_see():
+    async def scenario():
+        async with running_engine() as engine:
+            outputs = await read(engine, "abc", make_params(max_tokens=4000, stop="b"))
+            num_seen = sum(len(output.outputs[0].token_ids) for output in outputs)
+            await read(engine, [100], make_params(max_tokens=1))  # what the core had sent is here
+            text = generate_latest(engine.metrics.registry).decode()
+        (line,) = [x for x in text.splitlines() if "request_generation_tokens_sum" in x]
+        assert float(line.split()[-1]) == num_seen + 1
 
     asyncio.run(scenario())
 
