@@ -12,8 +12,9 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ VOCAB_SIZE = 151_936  # Qwen3
 MAX_MODEL_LEN = 2048
 CONTEXT = 1000
 NUM_REPLAYS = 20
-KINDS = {
+KINDS: dict[str, dict[str, float]] = {
     "greedy": {},
     "temperature": {"temperature": 1.0},
     "top-k 50": {"temperature": 1.0, "top_k": 50},
@@ -49,9 +50,9 @@ class Case:
     """Calls that do the same to different buffers, and the bytes that one of them must move."""
 
     name: str
-    settings: dict[str, float | str]
+    settings: Mapping[str, object]
     num_bytes: float
-    calls: list[Callable[[], object]]
+    calls: Sequence[Callable[[], object]]
 
 
 def main() -> None:
@@ -88,7 +89,7 @@ def report(case: Case) -> None:
     print(json.dumps(line), flush=True)
 
 
-def measure(calls: list[Callable[[], object]]) -> float:
+def measure(calls: Sequence[Callable[[], object]]) -> float:
     """Return the seconds that one of the calls takes, replayed from one graph of all."""
     calls[0]()
     torch.cuda.synchronize()
@@ -96,9 +97,12 @@ def measure(calls: list[Callable[[], object]]) -> float:
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    times = []
+    times: list[float] = []
     for _ in range(3 + NUM_REPLAYS):
-        start, end = torch.cuda.Event(True), torch.cuda.Event(True)
+        start, end = (
+            torch.Event("cuda", enable_timing=True),
+            torch.Event("cuda", enable_timing=True),
+        )
         start.record()
         graph.replay()
         end.record()
@@ -115,10 +119,7 @@ def sample_cases(num_rows: int) -> Iterator[Case]:
         for name, params in {**KINDS, "all kinds": None}.items():
             kinds = list(KINDS.values()) if params is None else [params]
             batch = make_rows(num_rows, kinds)
-            calls = [
-                lambda logits=logits, batch=batch: sample(logits, batch, workspace=workspace)
-                for logits in buffers
-            ]
+            calls = [partial(sample, logits, batch, workspace=workspace) for logits in buffers]
             yield Case(name, {"rows": num_rows, "spread": spread}, num_rows * VOCAB_SIZE * 2, calls)
 
 
@@ -126,15 +127,19 @@ def edit_cases(num_rows: int) -> Iterator[Case]:
     """Penalties on every row, over a history of CONTEXT tokens; then greedy sampling."""
     workspace = SampleWorkspace.create(num_rows, "cuda")
     edited = torch.empty((num_rows, VOCAB_SIZE), dtype=torch.float32, device="cuda")
-    penalties = {"edits": PENALTIES, "presence_penalty": 0.5, "repetition_penalty": 1.1}
+    penalties: dict[str, float] = {
+        "edits": PENALTIES,
+        "presence_penalty": 0.5,
+        "repetition_penalty": 1.1,
+    }
     for name, kind in {"no row": {}, "every row": penalties}.items():
         batch = make_rows(num_rows, [kind])
 
-        def call(logits: Tensor, batch: SampledRows = batch) -> None:
+        def call(logits: Tensor, batch: SampledRows) -> None:
             edit_logits(logits, batch, edited=edited)
             sample(logits, batch, workspace=workspace, edited=edited)
 
-        calls = [lambda x=logits, call=call: call(x) for logits in make_logits(num_rows, 4.0)]
+        calls = [partial(call, logits, batch) for logits in make_logits(num_rows, 4.0)]
         # Clear, read and write the copy, read it again to sample; without edits, logits alone.
         num_bytes = 2 + (16 if kind else 0)
         settings = {"rows": num_rows, "penalties": name}
@@ -146,7 +151,7 @@ def logprob_cases(num_rows: int) -> Iterator[Case]:
     token_ids = torch.zeros(num_rows, dtype=torch.int32, device="cuda")
     for num_top in (0, 5, 20):
         calls = [
-            lambda x=logits, n=num_top: compute_logprobs(x, token_ids, num_top=n)
+            partial(compute_logprobs, logits, token_ids, num_top=num_top)
             for logits in make_logits(num_rows, 4.0)
         ]
         settings = {"rows": num_rows, "top": num_top}
@@ -168,18 +173,15 @@ def input_cases(num_rows: int) -> Iterator[Case]:
             num_rows, num_tokens, max_num_blocks=rows.block_tables.shape[1], device="cuda"
         )
 
-        def call(
-            columns: Tensor = columns, batch: DeviceBatch = batch, longest: int = longest
-        ) -> None:
-            prepare_inputs(
-                columns,
-                token_ids=rows.token_ids,
-                block_tables=rows.block_tables,
-                block_size=16,
-                out=batch,
-                max_row_tokens=longest,
-            )
-
+        call = partial(
+            prepare_inputs,
+            columns,
+            token_ids=rows.token_ids,
+            block_tables=rows.block_tables,
+            block_size=16,
+            out=batch,
+            max_row_tokens=longest,
+        )
         num_bytes = num_tokens * 20 + num_rows * (CONTEXT // 16) * 8
         yield Case("inputs", {"rows": num_rows, "step": name}, num_bytes, [call] * 20)
 
@@ -192,11 +194,10 @@ def glue_cases(num_rows: int) -> Iterator[Case]:
     narrow = make_buffers(num_rows, hidden)
     residual, out = torch.randn_like(narrow[0]), torch.empty_like(narrow[0])
     activated = torch.empty_like(wide[0][:, :inner])
-    norms = [lambda x=x: rms_norm(x, weight, eps=1e-6, out=out) for x in narrow]
-    sums = [
-        lambda x=x: add_rms_norm(x, residual, weight, eps=1e-6, out=(out, residual)) for x in narrow
-    ]
-    gates = [lambda x=x: silu_mul(x, out=activated) for x in wide]
+    norms = [partial(rms_norm, x, weight, eps=1e-6, out=out) for x in narrow]
+    outputs = (out, residual)
+    sums = [partial(add_rms_norm, x, residual, weight, eps=1e-6, out=outputs) for x in narrow]
+    gates = [partial(silu_mul, x, out=activated) for x in wide]
     settings = {"rows": num_rows}
     yield Case("rms_norm", settings, num_rows * hidden * 4, norms)
     yield Case("add_rms_norm", settings, num_rows * hidden * 8, sums)

@@ -30,7 +30,7 @@ LOW = tl.constexpr(0)
 HIGH = tl.constexpr(1)
 KEEP_FROM = tl.constexpr(2)  # the lowest logit that min-p keeps
 TOTAL = tl.constexpr(3)  # Z
-TOTAL_MAXIMUM = tl.constexpr(4)  # m
+MAXIMUM = tl.constexpr(4)  # m; the sample's in rows that need no Z
 IS_FLOOR = tl.constexpr(5)  # nothing below ``low`` can be sampled, whatever the filter
 
 SAMPLE_CHUNK = tl.constexpr(32)  # neighbours read together: a sector or two of memory
@@ -147,7 +147,7 @@ def bracket_kernel(
     tl.store(bracket_ptr + HIGH, maximum + high_power / scale)
     tl.store(bracket_ptr + KEEP_FROM, keep_from)
     tl.store(bracket_ptr + TOTAL, total)
-    tl.store(bracket_ptr + TOTAL_MAXIMUM, maximum)
+    tl.store(bracket_ptr + MAXIMUM, maximum)
     tl.store(bracket_ptr + IS_FLOOR, ((low_power == FLOOR) | ~has_threshold).to(tl.float32))
 
 
@@ -177,9 +177,10 @@ def _find_low(powers, rank, tail, by_rank):
     low, high = FLOOR, 0.0
     for _ in range(BISECTIONS):
         middle = 0.5 * (low + high)
-        count, mass, deviation = _measure_sample(powers, middle)
-        fits_mass = mass + MARGIN * deviation + GUARD * tl.exp2(middle) <= tail
-        fits = tl.where(by_rank, count >= enough, fits_mass)
+        amount = _measure_sample(powers, middle, by_rank)
+        weight = tl.exp2(middle)
+        most = amount + MARGIN * tl.sqrt(amount * weight) + GUARD * weight
+        fits = tl.where(by_rank, amount >= enough, most <= tail)
         low = tl.where(fits, middle, low)
         high = tl.where(fits, high, middle)
     return low
@@ -192,9 +193,10 @@ def _find_high(powers, rank, tail, by_rank, low):
     high, found = 0.0, float("inf")
     for _ in range(BISECTIONS):
         middle = 0.5 * (low + high)
-        count, mass, deviation = _measure_sample(powers, middle)
-        fits_mass = mass - MARGIN * deviation - GUARD * tl.exp2(middle) > tail
-        fits = tl.where(by_rank, count <= few, fits_mass)
+        amount = _measure_sample(powers, middle, by_rank)
+        weight = tl.exp2(middle)
+        least = amount - MARGIN * tl.sqrt(amount * weight) - GUARD * weight
+        fits = tl.where(by_rank, amount <= few, least > tail)
         low = tl.where(fits, low, middle)
         high = tl.where(fits, middle, high)
         found = tl.where(fits, middle, found)
@@ -202,9 +204,11 @@ def _find_high(powers, rank, tail, by_rank, low):
 
 
 @triton.jit
-def _measure_sample(powers, value):
-    """Return how many lie at or above ``value``, the mass below it, and the mass's deviation."""
-    is_below = powers < value
-    weights = tl.where(is_below, tl.exp2(powers), 0.0)
-    count = tl.sum((powers >= value).to(tl.float32))
-    return count, tl.sum(weights), tl.sqrt(tl.sum(weights * weights))
+def _measure_sample(powers, value, by_rank):
+    """Return how many lie at or above ``value``, or else the mass below it.
+
+    No weight below is larger than 2**value, so the mass's variance is at most mass * 2**value.
+    """
+    above = tl.where(by_rank, 1.0, 0.0)
+    below = tl.where(by_rank, 0.0, tl.exp2(powers))
+    return tl.sum(tl.where(powers >= value, above, below))

@@ -10,18 +10,17 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 MAX_INT = tl.constexpr(2**31 - 1)
-LOWEST = tl.constexpr(-3e38)  # below every logit that is not masked
+LOWEST = tl.constexpr(-2e38)  # below every logit that is not masked; finite in powers of two, too
 
 # Each split of a row leaves one record. ``summarise`` writes the first two words as maximum and sum
 # of exponentials, for ``bracket`` alone; ``scan`` then writes all of them, for ``choose``.
 MAX_SPLITS = tl.constexpr(256)
-PARTIAL_WORDS = tl.constexpr(6)
+PARTIAL_WORDS = tl.constexpr(5)
 SCORE = tl.constexpr(0)
 SCORE_ID = tl.constexpr(1)
 COUNT_ABOVE = tl.constexpr(2)
 MASS_ABOVE = tl.constexpr(3)
-MAXIMUM = tl.constexpr(4)
-LENGTH = tl.constexpr(5)
+LENGTH = tl.constexpr(4)
 
 
 @triton.jit
@@ -59,3 +58,10 @@ def sort_key(x):
     """Return int32 that orders as float32 does; -0.0 equals 0.0."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def find_lowest(marks):
+    """Return the place of the lowest bit that is set in each of ``marks``, from 0 to 23."""
+    lowest = (marks & -marks).to(tl.float32)
+    return (lowest.to(tl.int32, bitcast=True) >> 23) - 127

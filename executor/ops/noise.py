@@ -13,6 +13,7 @@ import triton.language as tl
 from octavo.executor.ops.row_parameters import NUM_WORDS, SEED
 
 REACH = tl.constexpr(2.0 - 2.0**-22)
+LIFT_MARGIN = tl.constexpr(0.0144)  # 1 %
 LOWEST_NOISE = tl.constexpr(-3.2)  # -log(-log(2**-33)) is -3.13
 
 
@@ -69,15 +70,15 @@ def gumbel(words):
 
 
 @triton.jit
-def lift(words, distance):
-    """Return numbers of at least REACH wherever noise may be above -``distance``.
+def lift(words, power):
+    """Return numbers of at least REACH wherever noise may be above -ln(2) * ``power``.
 
-    noise > -distance needs u + exp(distance) > 1: no logarithm. The upper 23 bits of a word are the
-    mantissa of 1 + u, rounded down by less than 2**-23; exp is taken 1 % larger and REACH a little
-    below 2, so the error is always on the side of "may be".
+    noise > -d needs u + exp(d) > 1: no logarithm. The upper 23 bits of a word are the mantissa of
+    1 + u, rounded down by less than 2**-23, and REACH is a little below 2. Whoever computes
+    ``power`` adds LIFT_MARGIN, so that its rounding too errs on the side of "may be".
     """
     rounded = ((words >> 9) | 0x3F800000).to(tl.float32, bitcast=True)
-    return rounded + tl.exp2(distance * 1.4426950408889634 + 0.0144)
+    return rounded + tl.exp2(power)
 
 
 @triton.jit

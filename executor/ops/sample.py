@@ -33,7 +33,7 @@ from octavo.executor.ops.bracket import (
     HIGH,
     KEEP_FROM,
     LOW,
-    TOTAL_MAXIMUM,
+    MAXIMUM,
     bracket_kernel,
     summarise_kernel,
 )
@@ -45,14 +45,15 @@ from octavo.executor.ops.logits import (
     LOWEST,
     MASS_ABOVE,
     MAX_SPLITS,
-    MAXIMUM,
     PARTIAL_WORDS,
     SCORE,
     SCORE_ID,
+    find_lowest,
     load_logits,
     take_best,
 )
 from octavo.executor.ops.noise import (
+    LIFT_MARGIN,
     LOWEST_NOISE,
     REACH,
     draw_words,
@@ -69,9 +70,9 @@ MAX_LISTED = 4096
 LIST_CAPACITY = 16_384
 """Logits that can be listed for each row of a full batch; a smaller batch has room for more."""
 SUMMARY_TILE, SUMMARY_WARPS = 2048, 4
-SCAN_TILE, SCAN_WARPS, SCAN_REGISTERS = 512, 1, 128
+SCAN_TILE, SCAN_WARPS = 256, 1
 CHOICE_TILE, CHOICE_WARPS = 1024, 8
-NUM_PROGRAMS, NUM_SUMMARY_PROGRAMS = 2048, 1024
+NUM_PROGRAMS, NUM_SUMMARY_PROGRAMS = 4096, 1024
 KEY_SHIFTS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 """Bits at the end of a float32 that are 0 for every value of the type."""
 
@@ -84,14 +85,13 @@ class SampleWorkspace:
     faults: Tensor  # (max_batch,) int32: 0, NON_FINITE or EXHAUSTED
     partials: Tensor  # (max_batch, MAX_SPLITS, PARTIAL_WORDS) float32
     brackets: Tensor  # (max_batch, BRACKET_WORDS) float32
-    list_values: Tensor  # (max_batch * list_capacity,) float32
     list_ids: Tensor  # (max_batch * list_capacity,) int32
 
     @classmethod
     def create(
         cls, max_batch: int, device: torch.device | str, *, list_capacity: int = LIST_CAPACITY
     ) -> "SampleWorkspace":
-        """Allocate; 140 KB a row of the batch."""
+        """Allocate; 70 KB a row of the batch."""
 
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -101,7 +101,6 @@ class SampleWorkspace:
             faults=empty(max_batch, dtype=torch.int32),
             partials=empty(max_batch, MAX_SPLITS.value, PARTIAL_WORDS.value),
             brackets=empty(max_batch, BRACKET_WORDS.value),
-            list_values=empty(max_batch * list_capacity),
             list_ids=empty(max_batch * list_capacity, dtype=torch.int32),
         )
 
@@ -131,11 +130,9 @@ def sample(
     """
     size, vocab_size = logits.shape
     assert logits.stride(1) == 1, f"logits of a row are {logits.stride(1)} apart"
-    num_splits = min(
-        MAX_SPLITS.value, triton.cdiv(NUM_PROGRAMS, size), triton.cdiv(vocab_size, SCAN_TILE)
-    )
-    num_summaries = min(MAX_SPLITS.value, triton.cdiv(NUM_SUMMARY_PROGRAMS, size))
-    list_capacity = workspace.list_values.numel() // (size * num_splits)
+    num_splits = _count_splits(NUM_PROGRAMS, size, triton.cdiv(vocab_size, SCAN_TILE))
+    num_summaries = _count_splits(NUM_SUMMARY_PROGRAMS, size, triton.cdiv(vocab_size, SUMMARY_TILE))
+    list_capacity = workspace.list_ids.numel() // (size * num_splits)
     history = batch.history
     strides = (logits.stride(0), edited.stride(0) if edited is not None else 0)
     summarise_kernel[(size, num_summaries)](
@@ -171,14 +168,13 @@ def sample(
         batch.parameters,
         workspace.partials,
         workspace.brackets,
-        workspace.list_values,
         workspace.list_ids,
         vocab_size,
         *strides,
         list_capacity,
+        NEIGHBOURS=16 // logits.element_size(),
         TILE=SCAN_TILE,
         num_warps=SCAN_WARPS,
-        maxnreg=SCAN_REGISTERS,
     )
     choose_kernel[(size,)](
         logits,
@@ -188,7 +184,6 @@ def sample(
         batch.parameters,
         workspace.partials,
         workspace.brackets,
-        workspace.list_values,
         workspace.list_ids,
         workspace.token_ids,
         workspace.faults,
@@ -206,6 +201,10 @@ def sample(
     return workspace.token_ids[:size], workspace.faults[:size]
 
 
+def _count_splits(num_programs: int, batch_size: int, num_tiles: int) -> int:
+    return min(int(MAX_SPLITS.value), -(-num_programs // batch_size), num_tiles)
+
+
 @triton.jit
 def _scan_kernel(
     logits_ptr,  # (batch, vocab_size)
@@ -215,12 +214,12 @@ def _scan_kernel(
     parameters_ptr,
     partials_ptr,
     brackets_ptr,
-    list_values_ptr,  # (batch, num_splits, list_capacity)
-    list_ids_ptr,
+    list_ids_ptr,  # (batch, num_splits, list_capacity)
     vocab_size,
     stride_logits,
     stride_edited,
     list_capacity,
+    NEIGHBOURS: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Write the best score of each split, and list the logits inside the bracket."""
@@ -239,6 +238,7 @@ def _scan_kernel(
     if temperature == 0.0:
         best, best_id = _scan_maximum(source, 2 * TILE)
     else:
+        best, best_id = -float("inf"), 0
         drawn_from = -float("inf")
         if is_filtered:
             bracket_ptr = brackets_ptr + index * BRACKET_WORDS
@@ -246,11 +246,10 @@ def _scan_kernel(
             drawn_from = tl.maximum(high, tl.load(bracket_ptr + KEEP_FROM))
             if low < high:
                 scale = LOG2_E / temperature
-                bracket = (low, high, tl.load(bracket_ptr + TOTAL_MAXIMUM), scale)
+                bracket = (low, high, tl.load(bracket_ptr + MAXIMUM), scale)
                 start = (index * tl.num_programs(1) + split) * list_capacity
-                target = (list_values_ptr + start, list_ids_ptr + start, list_capacity)
-                _collect(source, bracket, target, partial_ptr, TILE)
-        best, best_id = -float("inf"), 0
+                target = (list_ids_ptr + start, list_capacity, partial_ptr)
+                best = _collect(source, bracket, target, NEIGHBOURS, TILE)
         if drawn_from < float("inf"):
             draw = (
                 load_seed(parameters_ptr, row),
@@ -280,8 +279,8 @@ def _scan_maximum(source, TILE: tl.constexpr):
 def _scan_scores(source, drawn_from, draw, TILE: tl.constexpr):
     """Return the best logit / temperature + noise of the logits from ``drawn_from`` on, and its id.
 
-    The noise's two logarithms are taken only for tiles in which some word may beat the best so far:
-    about one in each doubling of the tiles seen.
+    The noise's two logarithms are taken only where a word may beat the best so far: for a few words
+    of about one tile in each doubling of the tiles seen.
     """
     logits_ptr, edited_ptr, is_edited, vocab_size = source
     seed, position, inverse_temperature = draw
@@ -289,59 +288,74 @@ def _scan_scores(source, drawn_from, draw, TILE: tl.constexpr):
     best = tl.maximum(drawn_from * inverse_temperature + LOWEST_NOISE, LOWEST)
     best_id = -1
     sums = tl.zeros([TILE // 4], tl.float32)  # NaN where a logit is
+    member = tl.arange(0, 4)[None, :]
     for tile in range(tl.program_id(1), tl.cdiv(vocab_size, TILE), tl.num_programs(1)):
         groups = tile * (TILE // 4) + tl.arange(0, TILE // 4)
-        ids = groups[:, None] * 4 + tl.arange(0, 4)[None, :]
-        x = load_logits(logits_ptr, edited_ptr, is_edited, ids, vocab_size)
+        x = load_logits(logits_ptr, edited_ptr, is_edited, groups[:, None] * 4 + member, vocab_size)
         w0, w1, w2, w3 = draw_words(seed, position, groups)
         words = interleave(w0, w1, w2, w3)
-        lifted = lift(words, x * inverse_temperature - best)
+        power = x * (inverse_temperature * LOG2_E) - (best * LOG2_E - LIFT_MARGIN)
+        lifted = lift(words, power)
         sums += tl.sum(lifted, axis=1)
         if tl.max(lifted) >= REACH:
-            scores = x * inverse_temperature + gumbel(words)
-            scores = tl.where(x < drawn_from, -float("inf"), scores)
-            best, best_id = take_best(scores, ids, best, best_id)
+            scores = tl.where(x < drawn_from, -float("inf"), x * inverse_temperature)
+            marks = tl.sum((lifted >= REACH).to(tl.int32) << member, axis=1)
+            num_marked = 1
+            while num_marked > 0:
+                place = find_lowest(marks)
+                is_here = member == place[:, None]
+                word = tl.sum(tl.where(is_here, words, 0), axis=1)
+                score = tl.sum(tl.where(is_here, scores, 0.0), axis=1) + gumbel(word)
+                score = tl.where(marks > 0, score, -float("inf"))
+                best, best_id = take_best(score, groups * 4 + place, best, best_id)
+                marks = marks & (marks - 1)
+                num_marked = tl.max(marks)
     best = tl.where(best_id < 0, -float("inf"), best)
-    has_nan = tl.max((sums != sums).to(tl.int32)) > 0
+    faults = tl.maximum(sums, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    has_nan = tl.max((faults != faults).to(tl.int32)) > 0
     return tl.where(has_nan, float("nan"), best), best_id
 
 
 @triton.jit
-def _collect(source, bracket, target, partial_ptr, TILE: tl.constexpr):
-    """List the logits inside the bracket; write count and mass of those above, and the maximum."""
+def _collect(source, bracket, target, NEIGHBOURS: tl.constexpr, TILE: tl.constexpr):
+    """List the ids inside the bracket; write how many, and count and mass of the logits above.
+
+    Return NaN if a logit is NaN or inf, else -inf. NEIGHBOURS, 16 bytes, are one thread's: it marks
+    those inside as bits; as long as any has a bit left, every thread that has lists one id.
+    """
     logits_ptr, edited_ptr, is_edited, vocab_size = source
-    low, high, total_maximum, scale = bracket
-    values_ptr, ids_ptr, capacity = target
-    length, maximum = 0, -float("inf")
-    count_above, mass_above = 0, 0.0
-    # A column is 8 neighbours, 16 bytes of a thread's own: places are counted without shuffles.
-    COLUMNS: tl.constexpr = TILE // 8
-    sums = tl.zeros([COLUMNS], tl.float32)  # NaN where a logit is
+    low, high, maximum, scale = bracket
+    ids_ptr, capacity, partial_ptr = target
+    WIDTH: tl.constexpr = TILE // NEIGHBOURS
+    length = 0
+    sums = tl.zeros([WIDTH], tl.float32)
+    counts = tl.zeros([WIDTH], tl.int32)
+    masses = tl.zeros([WIDTH], tl.float32)
+    member = tl.arange(0, NEIGHBOURS)[None, :]
     for tile in range(tl.program_id(1), tl.cdiv(vocab_size, TILE), tl.num_programs(1)):
-        columns = tile * COLUMNS + tl.arange(0, COLUMNS)
-        ids = columns[None, :] * 8 + tl.arange(0, 8)[:, None]
+        first_ids = (tile * WIDTH + tl.arange(0, WIDTH)) * NEIGHBOURS
+        ids = first_ids[:, None] + member
         x = load_logits(logits_ptr, edited_ptr, is_edited, ids, vocab_size)
-        sums += tl.sum(x, axis=0)
-        tile_maximum = tl.max(x)
-        if tile_maximum >= low:
-            maximum = tl.maximum(maximum, tile_maximum)
-            is_inside = (x >= low) & (x < high)
-            marks = is_inside.to(tl.int32)
-            column_counts = tl.sum(marks, axis=0)
-            column_ends = tl.cumsum(column_counts)
-            places = length + (column_ends - column_counts)[None, :] + tl.cumsum(marks, axis=0) - 1
-            fits = is_inside & (places < capacity)
-            tl.store(values_ptr + places, x, mask=fits)
-            tl.store(ids_ptr + places, ids, mask=fits)
-            length += tl.sum(column_counts)
-            if tile_maximum >= high:
-                is_above = x >= high
-                count_above += tl.sum(is_above.to(tl.int32))
-                masses = tl.where(is_above, tl.exp2((x - total_maximum) * scale), 0.0)
-                mass_above += tl.sum(masses)
-    has_nan = tl.max((sums != sums).to(tl.int32)) > 0
+        sums += tl.sum(x, axis=1)
+        marks = tl.sum(((x >= low) & (x < high)).to(tl.int32) << member, axis=1)
+        num_marked = tl.sum((marks > 0).to(tl.int32))
+        while num_marked > 0:
+            places = length + tl.cumsum((marks > 0).to(tl.int32)) - 1
+            fits = (marks > 0) & (places < capacity)
+            tl.store(ids_ptr + places, first_ids + find_lowest(marks), mask=fits)
+            length += num_marked
+            marks = marks & (marks - 1)
+            num_marked = tl.sum((marks > 0).to(tl.int32))
+        if high < float("inf"):
+            is_above = x >= high
+            counts += tl.sum(is_above.to(tl.int32), axis=1)
+            weights = tl.where(is_above, tl.exp2((x - maximum) * scale), 0.0)
+            masses += tl.sum(weights, axis=1)
     words_ptr = partial_ptr.to(tl.pointer_type(tl.int32))
-    tl.store(words_ptr + COUNT_ABOVE, count_above)
-    tl.store(partial_ptr + MASS_ABOVE, mass_above)
-    tl.store(partial_ptr + MAXIMUM, tl.where(has_nan, float("nan"), maximum))
     tl.store(words_ptr + LENGTH, length)
+    tl.store(words_ptr + COUNT_ABOVE, tl.sum(counts))
+    tl.store(partial_ptr + MASS_ABOVE, tl.sum(masses))
+    # Masked logits make a sum -inf, which is no fault.
+    faults = tl.maximum(sums, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    is_fault = tl.max((faults - faults != 0.0).to(tl.int32)) > 0
+    return tl.where(is_fault, float("nan"), -float("inf"))

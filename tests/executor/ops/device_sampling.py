@@ -49,8 +49,7 @@ class Requests:
         self.workspace = workspace
         for tensor in (workspace.token_ids, workspace.faults, workspace.list_ids):
             tensor.fill_(POISON)
-        for tensor in (workspace.brackets, workspace.list_values):
-            tensor.fill_(torch.nan)
+        workspace.brackets.fill_(torch.nan)
         workspace.partials.view(torch.int32).fill_(POISON)
         edited = None
         if self.has_edits:

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from octavo.executor import noise as host
 from octavo.executor.ops.noise import (
+    LIFT_MARGIN,
     LOWEST_NOISE,
     REACH,
     draw_words,
@@ -38,14 +39,17 @@ def _noise_kernel(words_ptr, noise_ptr, missed_ptr, SIZE: tl.constexpr):
     words = tl.load(words_ptr + lane).to(tl.uint32)
     noise = gumbel(words)
     tl.store(noise_ptr + lane, noise)
-    tl.store(missed_ptr + lane, (lift(words, -noise) < REACH).to(tl.int32))
+    tl.store(
+        missed_ptr + lane,
+        (lift(words, noise * -1.4426950408889634 + LIFT_MARGIN) < REACH).to(tl.int32),
+    )
 
 
 @triton.jit
 def _count_kernel(words_ptr, out_ptr, distance, SIZE: tl.constexpr):
     words = tl.load(words_ptr + tl.arange(0, SIZE)).to(tl.uint32)
     distances = tl.zeros([SIZE], tl.float32) + distance
-    tl.store(out_ptr, tl.sum((lift(words, distances) < REACH).to(tl.int32)))
+    tl.store(out_ptr, tl.sum((lift(words, distances * 1.4426950408889634) < REACH).to(tl.int32)))
 
 
 def make_words(size):

@@ -88,10 +88,9 @@ def test_a_list_that_is_too_short_costs_time_and_nothing_else(params):
 @pytest.mark.parametrize("params", [{"top_p": 0.9}, {"top_k": 1000}])
 def test_what_is_above_the_bracket_takes_part_and_is_not_listed(monkeypatch, params):
     monkeypatch.setattr(sample_module, "MAX_LISTED", 300)
-    row = {"temperature": 1.0, **params}
-    requests = make_requests(((), {"seed": 1, **row}), ((), {"seed": 2, **row}))
-    assert_equals_host(make_logits(2, 2000, spread=0.3), requests)
-    assert requests.workspace.brackets[:, HIGH.value].isfinite().all()
+    requests = make_requests(((), {"temperature": 1.0, "seed": 1, **params}))
+    assert_equals_host(make_logits(1, 2000, spread=0.3), requests)
+    assert requests.workspace.brackets[0, HIGH.value].isfinite()
     assert 0 < requests.num_listed < 500
 
 
@@ -142,7 +141,7 @@ def test_a_row_without_a_token_left_is_told_from_a_broken_one():
 
 
 def test_tokens_come_as_often_as_their_probability_says():
-    size = 40
+    size = 24
     requests = make_requests(*(((), {"temperature": 0.5, "seed": seed}) for seed in range(size)))
     logits = torch.tensor([[0.0, 0.5, -0.5]], device=DEVICE).expand(size, 3).contiguous()
     token_ids, _ = requests.sample(logits)
