@@ -1,5 +1,6 @@
 """The application: its routes and its OpenAPI document."""
 
+import inspect
 from typing import Any
 
 from fastapi import FastAPI
@@ -16,7 +17,7 @@ from octavo.entrypoints.openai.service import Service
 
 def create_app(service: Service) -> FastAPI:
     """Build the application that serves one engine."""
-    app = FastAPI(title="Octavo", version=octavo.__version__)
+    app = Application(title="Octavo", version=octavo.__version__)
     install_error_handlers(app)
     information = InformationEndpoints(service)
     for path, endpoint in (
@@ -33,16 +34,37 @@ def create_app(service: Service) -> FastAPI:
         ("/v1/chat/completions", chat.create, ChatCompletionRequest),
         ("/v1/completions", completions.create, CompletionRequest),
     ):
-        app.add_api_route(path, post, methods=["POST"], openapi_extra=_describe_body(body_type))
+        # Not an API route: they read their bodies themselves, and FastAPI's way to an endpoint
+        # takes as long as everything else before the prompt is encoded.
+        app.add_route(path, post, methods=["POST"])
+        app.generation_routes[path] = body_type
     return app
 
 
-def _describe_body(body_type: type[BaseModel]) -> dict[str, Any]:
-    """Describe a body for the OpenAPI document; the endpoints read it themselves."""
+class Application(FastAPI):
+    """A FastAPI application whose generation endpoints are plain routes."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.generation_routes: dict[str, type[BaseModel]] = {}
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document."""
+        document = super().openapi()
+        for path, body_type in self.generation_routes.items():
+            document["paths"][path] = {"post": _describe_post(body_type)}
+        return document
+
+
+def _describe_post(body_type: type[BaseModel]) -> dict[str, Any]:
     schema = body_type.model_json_schema()
     definitions = schema.pop("$defs", {})
     content = {"application/json": {"schema": _inline(schema, definitions)}}
-    return {"requestBody": {"required": True, "content": content}}
+    return {
+        "summary": inspect.getdoc(body_type),
+        "requestBody": {"required": True, "content": content},
+        "responses": {"200": {"description": "JSON, or server-sent events with stream"}},
+    }
 
 
 def _inline(node: Any, definitions: dict[str, Any]) -> Any:

@@ -164,7 +164,8 @@ class GenerationRequest(BaseModel):
         Raises:
             InvalidRequestError: a value is outside its range, or two values exclude each other.
         """
-        given = self.model_dump(include=_SAMPLING_FIELDS, exclude_none=True)
+        fields = ((name, getattr(self, name)) for name in _SAMPLING_FIELDS)
+        given = {name: value for name, value in fields if value is not None}
         if self.logit_bias is not None:
             given["logit_bias"] = _read_logit_bias(self.logit_bias)
         kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
@@ -250,7 +251,7 @@ def _read_logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
 
 
 _MAX_ID_DIGITS = 10
-_SAMPLING_FIELDS = {
+_SAMPLING_FIELDS = (
     "n",
     "temperature",
     "top_p",
@@ -269,4 +270,4 @@ _SAMPLING_FIELDS = {
     "bad_words",
     "skip_special_tokens",
     "spaces_between_special_tokens",
-}
+)

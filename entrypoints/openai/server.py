@@ -19,6 +19,7 @@ from octavo.engine.ipc_client import IpcClient
 from octavo.engine.metrics import EngineMetrics
 from octavo.entrypoints.openai.app import create_app
 from octavo.entrypoints.openai.service import Service
+from octavo.entrypoints.processes import freeze_garbage
 from octavo.entrypoints.served_model import load_served_model
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ def serve(
     tracker = model.create_tracker(client.info)
     engine = AsyncEngine(client, tracker, metrics, caps=options.queue_caps)
     service = Service(engine=engine, model=model, model_names=names)
+
+    freeze_garbage()
 
     async def run() -> int:
         server = Server(service, options, kill=client.kill)
