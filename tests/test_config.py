@@ -1,11 +1,12 @@
 """Settings: each has a meaning, a range, and a message that helps."""
 
+import os
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 
 import pytest
 
-from octavo.config import EngineConfig, Environment, SchedulerConfig
+from octavo.config import EngineConfig, Environment, SchedulerConfig, let_idle_threads_sleep
 from octavo.errors import ConfigError
 
 
@@ -93,3 +94,12 @@ def test_without_any_variable_the_cache_is_in_the_home_folder(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", "/home/somebody")
     assert Environment.read().cache_dir == Path("/home/somebody/.cache/octavo")
+
+
+def test_idle_threads_sleep_unless_the_user_decides(monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    let_idle_threads_sleep()
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    let_idle_threads_sleep()
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from octavo import __version__
+from octavo.config import let_idle_threads_sleep
 from octavo.errors import ConfigError, InvalidRequestError, OctavoError
 
 COMMANDS = {
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0 is success, 2 a mistake of the caller, 1 a failure of the engine, 130 Ctrl-C.
     """
+    let_idle_threads_sleep()
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = _create_parser(chosen=arguments[0] if arguments else None).parse_args(arguments)
     command = import_module(f"octavo.entrypoints.cli.{args.command}")
