@@ -115,7 +115,7 @@ def soak(server, num_clients, seconds):
 
 def test_clients_that_come_and_go_leave_nothing_behind(tiny_spm):
     with running_checkpoint(tiny_spm) as server:
-        soak(server, num_clients=20, seconds=1)
+        soak(server, num_clients=10, seconds=0.5)
         scheduler = server.core.scheduler
         assert scheduler.block_manager.pool.num_used == 0
         assert not scheduler.requests
