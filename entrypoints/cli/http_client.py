@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
@@ -52,7 +52,7 @@ class HttpClient:
         """
         with closing(self._connect()) as connection:
             response = self._send(connection, "POST", path, json.dumps({**body, "stream": True}))
-            for line in response:
+            for line in _read_lines(response):
                 if not line.startswith(b"data: "):
                     continue
                 data = line.removeprefix(b"data: ").strip()
@@ -82,6 +82,12 @@ class HttpClient:
         if response.status >= 400:
             raise ServerError(_read_error(response))
         return response
+
+
+def _read_lines(response: HTTPResponse) -> Iterator[bytes]:
+    """Yield the lines of a body; a connection that breaks ends them like one that is closed."""
+    with suppress(OSError, HTTPException):
+        yield from response
 
 
 def _read_error(response: HTTPResponse) -> str:
