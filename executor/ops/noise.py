@@ -62,7 +62,8 @@ def gumbel(words):
     the winners are, -log(u) is the series of -log(1 - near).
     """
     is_upper = words >= 0x80000000
-    near = tl.where(is_upper, ~words, words).to(tl.int32, bitcast=True).to(tl.float32)
+    mirrored = words ^ 0xFFFFFFFF  # not ~: that of a uint32 fails in the interpreter of Triton 3.7
+    near = tl.where(is_upper, mirrored, words).to(tl.int32, bitcast=True).to(tl.float32)
     near = near * 2.0**-32 + 2.0**-33  # u or 1 - u, in (0, 1/2]
     series = near * (1.0 + near * (0.5 + near * (0.33333334 + near * 0.25)))
     exact = -tl.log(tl.where(is_upper, 1.0 - near, near))
