@@ -19,6 +19,7 @@ from octavo.engine.messages import (
     CoreMessage,
     CoreOutputs,
     CoreStats,
+    ExpireRequests,
     ExplainRequest,
     Explanation,
     FinishedRequest,
@@ -84,6 +85,8 @@ class EngineCore:
                     self._add(message)
                 case AbortRequests():
                     self.scheduler.abort(message.numbers)
+                case ExpireRequests():
+                    self.scheduler.expire(message.numbers, message.error)
                 case FinishRequest():
                     self.scheduler.finish(
                         message.number,

@@ -22,7 +22,7 @@ RING_SIZE = 256
 """Newest records in memory: an add holds a key for each block of its prompt."""
 
 Record = tuple[Any, ...]
-"""(kind, ...): config, add, abort, finish, plan, update, fail, reset; see the Journal's methods."""
+"""(kind, ...): config, add, abort, expire, finish, plan, update, fail, reset; see Journal."""
 
 
 class Journal:
@@ -62,6 +62,10 @@ class Journal:
     def abort(self, number: int) -> None:
         """Record an abort from outside."""
         self._append(("abort", number))
+
+    def expire(self, number: int) -> None:
+        """Record that a request's time was up."""
+        self._append(("expire", number))
 
     def finish(self, number: int) -> None:
         """Record a finish from outside: a stop string was found."""

@@ -52,6 +52,13 @@ class AbortRequests(msgspec.Struct, frozen=True, tag=True):
     numbers: tuple[int, ...]
 
 
+class ExpireRequests(msgspec.Struct, frozen=True, tag=True):
+    """End these requests with ``error``: their time is up. Otherwise like ``AbortRequests``."""
+
+    numbers: tuple[int, ...]
+    error: str
+
+
 class FinishRequest(msgspec.Struct, frozen=True, tag=True):
     """A stop string was found: the request ends with its first ``num_output_tokens`` tokens."""
 
@@ -71,7 +78,9 @@ class ExplainRequest(msgspec.Struct, frozen=True, tag=True):
     ticket: int
 
 
-CoreMessage = AddRequest | AbortRequests | FinishRequest | ResetPrefixCache | ExplainRequest
+CoreMessage = (
+    AddRequest | AbortRequests | ExpireRequests | FinishRequest | ResetPrefixCache | ExplainRequest
+)
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):

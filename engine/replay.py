@@ -71,6 +71,8 @@ class Replayer:
                 self._add(fields)
             case "abort":
                 self.scheduler.abort([fields[0]])
+            case "expire":
+                self.scheduler.expire([fields[0]], "")
             case "finish":
                 self.scheduler.finish(fields[0], stop_reason="", num_output_tokens=0)
             case "reset":

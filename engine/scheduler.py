@@ -123,6 +123,17 @@ class Scheduler:
                 self.journal.abort(number)
                 self._finish(request, "abort")
 
+    def expire(self, numbers: Iterable[int], error: str) -> None:
+        """End requests whose time is up with ``error``; unknown and finished ones are ignored.
+
+        When that is, the front end decides: it has the clock.
+        """
+        for number in numbers:
+            request = self.requests.get(number)
+            if request is not None:
+                self.journal.expire(number)
+                self._finish(request, "error", error=error)
+
     def finish(self, number: int, *, stop_reason: str, num_output_tokens: int) -> None:
         """End a request in whose text a stop string was found; drops the tokens beyond it."""
         request = self.requests.get(number)

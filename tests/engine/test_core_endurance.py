@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from octavo.engine.messages import AbortRequests, FinishRequest, ResetPrefixCache, unpack_ids
+from octavo.engine.messages import (
+    AbortRequests,
+    ExpireRequests,
+    FinishRequest,
+    ResetPrefixCache,
+    unpack_ids,
+)
 from octavo.executor.step import RowSampling
 from tests.engine.requests import EOS, make_add, make_core
 from tests.fake_executor import Faults, every_nth
@@ -72,7 +78,7 @@ def random_add(rng, number, info):
 
 
 def disturb(rng, run):
-    """Now and then abort, finish or reset."""
+    """Now and then abort, expire, finish or reset."""
     if not run.scheduler.requests:
         return
     request = rng.choice(list(run.scheduler.requests.values()))
@@ -82,7 +88,9 @@ def disturb(rng, run):
     elif event < 0.06 and request.num_output_tokens:
         kept = rng.randint(0, request.num_output_tokens)
         run.core.apply([FinishRequest(request.number, "x", kept)])
-    elif event < 0.07:
+    elif event < 0.08:
+        run.core.apply([ExpireRequests((request.number,), "its time is up")])
+    elif event < 0.09:
         run.core.apply([ResetPrefixCache()])
 
 

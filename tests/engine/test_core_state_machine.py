@@ -11,7 +11,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from octavo.engine.messages import AbortRequests, FinishRequest, ResetPrefixCache, unpack_ids
+from octavo.engine.messages import (
+    AbortRequests,
+    ExpireRequests,
+    FinishRequest,
+    ResetPrefixCache,
+    unpack_ids,
+)
 from octavo.executor.step import RowSampling
 from tests.engine.requests import EOS, make_add, make_core
 from tests.fake_executor import Faults, every_nth
@@ -20,6 +26,7 @@ NUM_BLOCKS = 6
 BLOCK_SIZE = 4
 LIMIT = NUM_BLOCKS * BLOCK_SIZE
 MAX_REQUESTS = 12
+TIME_IS_UP = "its time is up"
 WORDS = [[10, 11, 12, 13], [20, 21, 22, 23], [30, 31, 32, 33]]
 
 
@@ -93,10 +100,12 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     @precondition(lambda self: self.run.scheduler.requests)
-    def abort(self, data):
+    def end_from_outside(self, data):
         number = data.draw(st.sampled_from(sorted(self.run.scheduler.requests)))
-        self.ended_outside[number] = "abort"
-        self.run.core.apply([AbortRequests((number,))])
+        is_abort = data.draw(st.booleans())
+        self.ended_outside[number] = "abort" if is_abort else "error"
+        message = AbortRequests((number,)) if is_abort else ExpireRequests((number,), TIME_IS_UP)
+        self.run.core.apply([message])
         assert number not in self.run.scheduler.requests
 
     @rule(data=st.data())
@@ -141,11 +150,13 @@ class CoreMachine(RuleBasedStateMachine):
     def check_final(self, number, final):
         message = self.added[number]
         got = self.run.tokens.get(number, [])
-        if final.reason == "error":
+        if final.reason == "error" and final.error != TIME_IS_UP:
             assert "could not be launched" in final.error
             return
         if number in self.ended_outside:
             assert final.reason == self.ended_outside[number]
+        else:
+            assert final.reason in ("stop", "length")
         prompt = unpack_ids(message.prompt).tolist()
         alone = self.run.executor.expected_tokens(prompt, message.max_tokens, message.sampling)
         assert got == alone[: len(got)]

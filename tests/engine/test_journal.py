@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from octavo.engine.core import EngineCore
 from octavo.engine.journal import Journal
-from octavo.engine.messages import AbortRequests, FinishRequest
+from octavo.engine.messages import AbortRequests, ExpireRequests, FinishRequest
 from octavo.engine.replay import ReplayDivergedError, read_journal, replay
 from tests.engine.requests import EOS, make_add, make_config, make_core
 from tests.fake_executor import FakeExecutor, Faults, every_nth
@@ -34,6 +34,8 @@ def run_eventfully(lag=0, seed=0, **fields):
             run.core.apply([AbortRequests((5, 6))])
         if number == 8 and 7 in run.scheduler.requests:
             run.core.apply([FinishRequest(7, "x", 0)])
+        if number == 10:
+            run.core.apply([ExpireRequests((9, 10), "time is up")])
     run.run()
     journal = run.scheduler.journal
     return [journal.config_record, *journal.records]
@@ -46,6 +48,7 @@ def run_eventfully(lag=0, seed=0, **fields):
 def test_a_replay_takes_identical_decisions(lag, policy, seed):
     records = run_eventfully(lag, seed, policy=policy)
     assert any(record[0] == "plan" and len(record) > 2 and record[2] for record in records)
+    assert {"add", "abort", "expire", "fail"} <= {record[0] for record in records}
     assert replay(records) == len(records)
 
 

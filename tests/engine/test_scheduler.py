@@ -1,11 +1,12 @@
 """What a plan decides, spelled out."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
-from octavo.engine.messages import AbortRequests, FinishRequest
+from octavo.engine.messages import AbortRequests, ExpireRequests, FinishRequest
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler import ADMISSION_WINDOW
 from octavo.engine.waits import MAX_DEFERRALS
@@ -229,23 +230,35 @@ def test_prompt_logprobs_arrive_once_and_whole_in_chunks_and_after_retraction(la
     assert ranks == {0: list(range(1, 20)), 1: list(range(1, 20))}
 
 
+ENDS_EARLY = [AbortRequests((1,)), ExpireRequests((1,), "time is up")]
+
+
 @pytest.mark.parametrize("lag", [0, 1])
-def test_an_aborted_request_is_in_no_further_plan(lag):
+@pytest.mark.parametrize("end", ENDS_EARLY)
+def test_a_request_that_is_ended_from_outside_is_in_no_further_plan(lag, end):
     run = make_core(lag=lag)
-    run.core.apply([make_add(0, 5, max_tokens=100), make_add(1, 5, max_tokens=5)])
+    run.core.apply([make_add(1, 5, max_tokens=100), make_add(2, 5, max_tokens=5)])
     for _ in range(3):
         run.step()
-    run.core.apply([AbortRequests((0,))])
-    assert 0 not in run.scheduler.running
+    row, num_steps = run.scheduler.running[1].row, len(run.executor.steps)
+    run.core.apply([end])
+    assert 1 not in run.scheduler.running
+    run.step()
+    assert row in run.executor.steps[num_steps].released_rows
     run.run()
-    assert run.finished[0].reason == "abort"
-    assert run.finished[1].reason == "length"
+    assert all(row not in step.rows.tolist() for step in run.executor.steps[num_steps:])
+    assert [run.finished[number].reason for number in (1, 2)] == [end_reason(end), "length"]
     assert run.scheduler.block_manager.pool.num_used == 0
+
+
+def end_reason(end):
+    return "error" if isinstance(end, ExpireRequests) else "abort"
 
 
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("when", ["waiting", "running", "retracted", "draining", "finished"])
-def test_an_abort_at_any_moment_ends_a_request_once(lag, when):
+@pytest.mark.parametrize("end", ENDS_EARLY)
+def test_an_end_from_outside_at_any_moment_ends_a_request_once(lag, when, end):
     run = make_core(lag=lag, num_blocks=4, max_num_seqs=2)
     run.core.apply([make_add(0, 6, max_tokens=8), make_add(1, 6, max_tokens=8)])
     for _ in range(60):
@@ -253,10 +266,25 @@ def test_an_abort_at_any_moment_ends_a_request_once(lag, when):
         if request is None or request.status.name.lower() == when:
             break
         run.step()
-    run.core.apply([AbortRequests((1,))])
+    run.core.apply([end])
     run.run()
     assert set(run.finished) == {0, 1}
+    assert run.finished[1].error == ("time is up" if run.finished[1].reason == "error" else None)
     assert len(run.tokens[0]) == 8
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "lpm", "dfs"])
+@pytest.mark.parametrize("end", [AbortRequests, partial(ExpireRequests, error="time is up")])
+def test_waiting_requests_leave_the_queue_at_once(policy, end):
+    run = make_core(policy=policy, max_num_seqs=1)
+    prompts = [[10 + number % 7] * (1 + number % 13) for number in range(3_000)]
+    run.core.apply([make_add(n, prompt, max_tokens=3) for n, prompt in enumerate(prompts)])
+    run.step()
+    run.core.apply([end(tuple(range(1, 2_999)))])
+    assert [request.number for request in run.scheduler.waiting] == [2_999]
+    run.run()
+    assert {run.finished[number].reason for number in (0, 2_999)} == {"length"}
+    assert len(run.finished) == 3_000
 
 
 def test_a_found_stop_string_is_a_finish_and_drops_the_tokens_beyond_it():
