@@ -51,12 +51,12 @@ class KeyChain:
         if start == end:
             return
         data = np.asarray(token_ids[start * size : end * size], dtype="<i4").tobytes()
-        parent = self.keys[-1]
-        for index in range(end - start):
-            content = data[index * size * 4 : (index + 1) * size * 4]
-            extra = self._first_block_extra if start + index == 0 else b""
-            parent = _digest(parent + content + extra)
+        sha256, parent, num_bytes = hashlib.sha256, self.keys[-1], 4 * size
+        extra = self._first_block_extra if start == 0 else b""
+        for place in range(0, len(data), num_bytes):  # once for each block of every prompt
+            parent = sha256(parent + data[place : place + num_bytes] + extra).digest()[:KEY_BYTES]
             self.keys.append(parent)
+            extra = b""
 
 
 def _digest(data: bytes) -> bytes:

@@ -1,9 +1,10 @@
 """Core process: one request, its status and its token counts. The scheduler alone writes to it."""
 
+import sys
 from array import array
 from enum import Enum, auto
 
-from octavo.engine.messages import AddRequest, unpack_ids
+from octavo.engine.messages import AddRequest
 from octavo.outputs import FinishReason
 
 
@@ -69,7 +70,7 @@ class Request:
         self.message = message
         self.number = message.number
         self.arrival_s = message.arrival_s
-        self.token_ids = array("i", unpack_ids(message.prompt).tolist())
+        self.token_ids = _read_ids(message.prompt)
         self.num_prompt_tokens = len(self.token_ids)
         self.max_total_tokens = self.num_prompt_tokens + message.max_tokens
         self.status = RequestStatus.WAITING
@@ -132,3 +133,11 @@ class Request:
         if token_id in self.message.stop_ids:
             return True, token_id
         return False, None
+
+
+def _read_ids(data: bytes) -> "array[int]":
+    """Decode what ``messages.pack_ids`` wrote, without a number object for each token."""
+    token_ids = array("i", data)
+    if sys.byteorder == "big":
+        token_ids.byteswap()
+    return token_ids
