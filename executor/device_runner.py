@@ -21,7 +21,7 @@ from octavo.executor.ops.prepare_inputs import DeviceBatch
 from octavo.executor.row_uploads import RowUploads
 from octavo.executor.sampler import EXHAUSTED, NON_FINITE
 from octavo.executor.staging import Readback, ReadbackRing, UploadRing
-from octavo.executor.step import ExecutorInfo, NewRow, Step, StepResult
+from octavo.executor.step import ExecutorInfo, NewRow, RowSampling, Step, StepResult
 from octavo.executor.step_program import (
     COLUMN_WORDS,
     RANGE_WORDS,
@@ -72,6 +72,7 @@ class DeviceRunner:
         self._rows = rows
         self._row_uploads = RowUploads(rows, self._uploads)
         self._requests: dict[int, NewRow] = {}
+        self._reporting: set[int] = set()  # rows that want log-probabilities, of any kind
         self._num_blocks = np.zeros(info.num_rows, dtype=np.int32)
         workspace, self._results = create_workspace(info.num_rows, device)
         self._state = DeviceState(
@@ -123,26 +124,31 @@ class DeviceRunner:
             self._apply(step)
             if not len(step.rows):
                 return LaunchedStep(step, None, None, {}).wait
-            program = self._run(step)
-            logprobs = self._find_logprobs(step, program)
-            prompt_logprobs = self._find_prompt_logprobs(step, program)
+            rows = step.rows.tolist()
+            program = self._run(step, rows)
+            logprobs, prompt_logprobs = None, {}
+            if not self._reporting.isdisjoint(rows):
+                logprobs = self._find_logprobs(step, program)
+                prompt_logprobs = self._find_prompt_logprobs(step, program)
             readback = self._readbacks.fetch(self._results)
             return LaunchedStep(step, readback, logprobs, prompt_logprobs).wait
 
     def _apply(self, step: Step) -> None:
         for row in step.released_rows:
             del self._requests[row]
+            self._reporting.discard(row)
             self._row_uploads.release(row)
         for new in step.new_rows:
             assert new.row not in self._requests, f"row {new.row} is taken by two requests"
             self._requests[new.row] = new
+            if _wants_logprobs(new.sampling):
+                self._reporting.add(new.row)
             self._num_blocks[new.row] = len(new.block_ids)
         self._row_uploads.write(step.new_rows)
         for copy in step.copies:
             self._state.backend.copy_block(copy.source, copy.target)
 
-    def _run(self, step: Step) -> StepProgram:
-        rows = step.rows.tolist()
+    def _run(self, step: Step, rows: list[int]) -> StepProgram:
         has_edits = not self._row_uploads.edited.isdisjoint(rows)
         size = self._find_graph_size(step)
         if size is not None:
@@ -276,6 +282,10 @@ class LaunchedStep:
             prompt_logprobs,
             errors,
         )
+
+
+def _wants_logprobs(sampling: RowSampling) -> bool:
+    return sampling.num_logprobs is not None or sampling.num_prompt_logprobs is not None
 
 
 def _create_stream(device: torch.device) -> torch.cuda.Stream | None:

@@ -1,0 +1,156 @@
+"""What decode steps of one batch on a GPU spend: on the host, on the device, and between steps.
+
+Runs ``--batch`` requests of ``--context`` tokens until all decode, then measures ``--steps`` steps
+twice: by the clock alone, and under torch's profiler, which tells the kernels of a step, their
+times and how long the device idles between the last kernel of one step and the first of the next.
+Host work is what a step costs the engine's thread besides waiting for the device. Prints one JSON
+line; ``--kernels`` adds a table.
+
+usage: python benchmarks/decode_steps.py MODEL [--batch 64] [--context 1024] [--kernels]
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from octavo import LLM, SamplingParams
+from octavo.executor.device_runner import LaunchedStep
+from octavo.sampling_params import RequestOutputKind
+
+SETTLING_STEPS = 20
+MAX_STEP_TOKENS = 16_384
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--kernels", action="store_true")
+    args = parser.parse_args()
+    llm = LLM(args.model, load_format="dummy", dtype="bfloat16", max_model_len=36_000)
+    add_requests(llm, args.batch, args.context, args.steps)
+    waits_s = record_waits()
+    run_steps(llm, SETTLING_STEPS)
+    waits_s.clear()
+    started = time.perf_counter()
+    run_steps(llm, args.steps)
+    step_us = 1e6 * (time.perf_counter() - started) / args.steps
+    host_us = step_us - 1e6 * sum(waits_s) / args.steps
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run_steps(llm, args.steps)
+        torch.cuda.synchronize()
+    events = find_device_events(profiler)
+    result = {"step_us": step_us, "host_us": host_us} | describe(events, args.steps)
+    report(args, {name: round(value, 1) for name, value in result.items()})
+    if args.kernels:
+        print_kernels(events, args.steps)
+
+
+def add_requests(llm: LLM, batch: int, context: int, steps: int) -> None:
+    """Queue requests of random tokens and compute their prompts."""
+    generator = torch.Generator().manual_seed(0)
+    num_tokens = 2 * steps + 2 * SETTLING_STEPS + batch
+    for index in range(batch):
+        prompt = torch.randint(100, 40_000, (context,), generator=generator).tolist()
+        params = SamplingParams(
+            temperature=0.6,
+            ignore_eos=True,
+            max_tokens=num_tokens,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        llm.llm_engine.add_request(str(index), {"prompt_token_ids": prompt}, params)
+    run_steps(llm, 1 + batch * context // MAX_STEP_TOKENS)
+
+
+def run_steps(llm: LLM, count: int) -> None:
+    """Let the engine report so many steps."""
+    for _ in range(count):
+        llm.llm_engine.step()
+
+
+def record_waits() -> list[float]:
+    """Return the list that the time of every wait for a result will be appended to."""
+    waits_s: list[float] = []
+    wait = LaunchedStep.wait
+
+    def timed(launched: LaunchedStep) -> Any:
+        started = time.perf_counter()
+        if launched.readback is not None:
+            launched.readback.slot.free.synchronize()
+        waits_s.append(time.perf_counter() - started)
+        return wait(launched)
+
+    LaunchedStep.wait = timed  # type: ignore[method-assign]
+    return waits_s
+
+
+def find_device_events(profiler: Any) -> list[tuple[str, float, float]]:
+    """Return name, start and end in us of all that ran on the device, in order."""
+    events = [
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in profiler.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
+    return sorted(events, key=lambda event: event[1])
+
+
+def describe(events: Sequence[tuple[str, float, float]], steps: int) -> dict[str, float]:
+    """Return busy time of a step, launches, and the idle time between steps."""
+    idles = []
+    for (name, _, end), (_, next_start, _) in pairwise(events):
+        if "DtoH" in name:  # the read-back ends a step
+            idles.append(max(0.0, next_start - end))
+    busy = sum(end - start for _, start, end in events)
+    ordered = sorted(idles)
+    return {
+        "busy_us": busy / steps,
+        "kernels_and_copies": len(events) / steps,
+        "idle_p50_us": statistics.median(ordered),
+        "idle_p99_us": ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))],
+    }
+
+
+def print_kernels(events: Sequence[tuple[str, float, float]], steps: int) -> None:
+    """Print count and time of a step by kernel, the dearest first."""
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    for name, start, end in events:
+        times[name].append(end - start)
+    for name, spent in sorted(times.items(), key=lambda item: -sum(item[1])):
+        print(
+            f"{sum(spent) / steps:9.1f} us {len(spent) / steps:6.1f} x "
+            f"{sum(spent) / len(spent):8.2f}  {name[:90]}"
+        )
+
+
+def report(args: argparse.Namespace, result: dict[str, float]) -> None:
+    """Print one JSON line."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    line = {
+        "benchmark": "decode_steps",
+        "commit": commit,
+        "device": torch.cuda.get_device_name(),
+        "model": args.model.rstrip("/").split("/")[-1],
+        "batch": args.batch,
+        "context": args.context,
+        **result,
+    }
+    print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
