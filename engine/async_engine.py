@@ -6,6 +6,7 @@ that encodes long prompts. What a request produced since its last read is read a
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -16,20 +17,24 @@ from typing import TypeVar
 from uuid import uuid4
 
 from octavo.engine.core_client import CoreClient
-from octavo.engine.door import NO_CAPS, Door, QueueCaps
+from octavo.engine.door import Door
+from octavo.engine.limits import NO_LIMITS, ServingLimits
 from octavo.engine.messages import (
+    AbortRequests,
     CoreInfo,
     CoreMessage,
     CoreOutputs,
     CoreStats,
+    ExpireRequests,
     ExplainRequest,
     RequestExplanation,
 )
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.open_request import OpenRequest
 from octavo.engine.prompt import EncodedPrompt, Prompt
+from octavo.engine.request_stream import RequestStream
 from octavo.engine.request_tracker import RequestTracker
-from octavo.errors import EngineDeadError
+from octavo.errors import EngineDeadError, InvalidRequestError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
 
@@ -54,11 +59,11 @@ class AsyncEngine:
         client: CoreClient,
         tracker: RequestTracker,
         metrics: EngineMetrics,
-        *,
-        caps: QueueCaps = NO_CAPS,
+        limits: ServingLimits = NO_LIMITS,
     ) -> None:
         self.metrics = metrics
-        self._door = Door(caps)
+        self._limits = limits
+        self._door = Door(limits.queue_caps)
         self._questions: dict[int, asyncio.Future[list[RequestExplanation]]] = {}
         self._tickets = count()
         self._stats = CoreStats()
@@ -120,15 +125,20 @@ class AsyncEngine:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        timeout_s: float | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Yield the outputs of one request; leaving the iteration early aborts it.
+
+        After ``timeout_s`` it ends with ``error``, waiting or running; None is the engine's limit.
 
         Raises:
             InvalidRequestError: the request cannot be served as written.
             QueueFullError: as much waits as may wait.
             EngineDeadError: the core had died before.
         """
-        stream = await self.add(prompt, params, request_id=request_id, priority=priority)
+        stream = await self.add(
+            prompt, params, request_id=request_id, priority=priority, timeout_s=timeout_s
+        )
         try:
             async for output in stream:
                 yield output
@@ -142,13 +152,17 @@ class AsyncEngine:
         *,
         request_id: str | None = None,
         priority: int = 0,
-    ) -> "RequestStream":
+        timeout_s: float | None = None,
+    ) -> RequestStream:
         """Admit a request and return its stream, which the caller must read to its end or close.
 
         Raises as ``generate`` does; when it returns, the request is on its way. An open request's
         id is told apart by a suffix.
         """
         arrival_s = time.monotonic()
+        if timeout_s is None:
+            timeout_s = self._limits.request_timeout_s
+        _check_timeout(timeout_s)
         encoded = await self._encode(prompt)
         if self._death is not None:
             raise EngineDeadError(self._death)
@@ -158,6 +172,11 @@ class AsyncEngine:
             encoded, params, request_id=request_id, arrival_s=arrival_s, priority=priority
         )
         stream = self._streams[request_id] = RequestStream(request_id, close=self.abort)
+        if timeout_s is not None:
+            remaining_s = arrival_s + timeout_s - time.monotonic()
+            stream.timer = self._loop.call_later(
+                max(0.0, remaining_s), self._expire, request_id, timeout_s
+            )
         self._note_opened()
         self.metrics.add(messages)
         for message in messages:
@@ -173,12 +192,7 @@ class AsyncEngine:
 
     def abort(self, *request_ids: str) -> None:
         """End requests with ``abort``; ids that belong to no open request are ignored."""
-        outputs, message = self._tracker.abort(request_ids, time.monotonic())
-        for number in message.numbers:
-            self._door.leave(number)
-        self._deliver(outputs)
-        if message.numbers:
-            self._send([message])
+        self._end_early(*self._tracker.abort(request_ids, time.monotonic()))
 
     async def explain(self, request_id: str) -> list[RequestExplanation]:
         """Tell what the core knows of a request, open or ended a while ago: an entry a choice.
@@ -222,6 +236,19 @@ class AsyncEngine:
         self._pool.shutdown(wait=False)
         await asyncio.to_thread(self._client.shutdown)
         await asyncio.to_thread(self._receiver.join)
+
+    def _expire(self, request_id: str, timeout_s: float) -> None:
+        """End a request whose time is up; its client hears of it whatever the core is doing."""
+        self._end_early(*self._tracker.expire(request_id, timeout_s, time.monotonic()))
+
+    def _end_early(
+        self, outputs: Sequence[RequestOutput], message: AbortRequests | ExpireRequests
+    ) -> None:
+        for number in message.numbers:
+            self._door.leave(number)
+        self._deliver(outputs)
+        if message.numbers:
+            self._send([message])
 
     async def _encode(self, prompt: Prompt) -> EncodedPrompt:
         if _num_characters(prompt) <= LONG_PROMPT_CHARACTERS:
@@ -318,45 +345,12 @@ class AsyncEngine:
         self._dead.set()
 
 
-class RequestStream:
-    """The outputs of one request; one reader.
-
-    Nothing is made into an output before it is read, so with DELTA an output holds whatever has
-    come since the last one.
-    """
-
-    def __init__(self, request_id: str, *, close: Callable[[str], None]) -> None:
-        self.request_id = request_id
-        self._close = close
-        self._unread: OpenRequest | RequestOutput | None = None
-        self._is_ended = False
-        self._waiter: asyncio.Future[None] | None = None
-
-    def __aiter__(self) -> "RequestStream":
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        """Return what has come since the last read; wait if that is nothing."""
-        if self._unread is None:
-            if self._is_ended:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        unread, self._unread = self._unread, None
-        assert unread is not None
-        return unread.take_output() if isinstance(unread, OpenRequest) else unread
-
-    def note(self, news: OpenRequest | RequestOutput) -> None:
-        """Wake the reader: the request has an output to take, or this is its last one."""
-        self._unread = news
-        self._is_ended = news.finished
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def close(self) -> None:
-        """Abort the request unless it has ended."""
-        if not self._is_ended:
-            self._close(self.request_id)
+def _check_timeout(timeout_s: float | None) -> None:
+    if timeout_s is not None and not 0 < timeout_s < math.inf:
+        raise InvalidRequestError(
+            f"timeout is {timeout_s}; it must be a number of seconds greater than 0",
+            parameter="timeout",
+        )
 
 
 def _num_characters(prompt: Prompt) -> int:

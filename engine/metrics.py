@@ -28,6 +28,7 @@ from octavo.engine.messages import (
     CoreMessage,
     CoreOutputs,
     CoreStats,
+    ExpireRequests,
     FinishedRequest,
     FinishRequest,
     StartedRequest,
@@ -99,7 +100,7 @@ class EngineMetrics(Collector):
         for message in messages:
             if isinstance(message, FinishRequest):
                 self._cut((message.number,))
-            elif isinstance(message, AbortRequests):
+            elif isinstance(message, AbortRequests | ExpireRequests):
                 self._cut(message.numbers)
 
     def fail_all(self, now_s: float) -> None:

@@ -41,6 +41,14 @@ class OpenRequest:
         return [answer for answer in self._answers if not answer.finished]
 
     @property
+    def progress(self) -> str:
+        """How far the request has come, in words."""
+        if self.metrics.first_scheduled_time is None:
+            return f"waiting for its first step, with {len(self._prompt_token_ids)} prompt tokens"
+        num_tokens = sum(answer.num_tokens for answer in self._answers)
+        return f"running, with {num_tokens} tokens generated"
+
+    @property
     def finished(self) -> bool:
         """True when every answer has ended."""
         return self._num_unfinished == 0
@@ -107,6 +115,7 @@ class Finish:
     stop_reason: int | str | None = None
     """The stop string or stop token id that was met; None for the model's own end token."""
     error: str | None = None
+    reason_code: str | None = None
 
 
 class Answer:
@@ -186,6 +195,7 @@ class Answer:
             finish_reason=None if finish is None else finish.reason,
             stop_reason=None if finish is None else finish.stop_reason,
             error=None if finish is None else finish.error,
+            reason_code=None if finish is None else finish.reason_code,
         )
 
 

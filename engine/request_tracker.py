@@ -12,6 +12,7 @@ from octavo.engine.messages import (
     AddRequest,
     CoreInfo,
     CoreOutputs,
+    ExpireRequests,
     FinishedRequest,
     FinishRequest,
     unpack_ids,
@@ -21,7 +22,7 @@ from octavo.engine.prompt import EncodedPrompt, Prompt, encode_prompt
 from octavo.engine.request_factory import RequestDefaults, RequestFactory, Submission
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequestError
-from octavo.outputs import RequestOutput
+from octavo.outputs import REQUEST_TIMEOUT, RequestOutput
 from octavo.sampling_params import SamplingParams
 
 
@@ -118,15 +119,30 @@ class RequestTracker:
 
         Ids that belong to no open request are ignored.
         """
-        names = [name for name in request_ids if name in self._requests]
-        numbers = tuple(
-            answer.number for name in names for answer in self._requests[name].unfinished_answers
-        )
+        numbers = self._unfinished_numbers(request_ids)
         return self._end(numbers, Finish("abort"), now_s), AbortRequests(numbers)
+
+    def expire(
+        self, request_id: str, timeout_s: float, now_s: float
+    ) -> tuple[list[RequestOutput], ExpireRequests]:
+        """End an open request whose time is up with ``error``; returns what ``abort`` returns."""
+        numbers = self._unfinished_numbers([request_id])
+        if not numbers:
+            return [], ExpireRequests((), "")
+        progress = self._requests[request_id].progress
+        error = f"the request timed out after {timeout_s:g} s: it was {progress}"
+        finish = Finish("error", error=error, reason_code=REQUEST_TIMEOUT)
+        return self._end(numbers, finish, now_s), ExpireRequests(numbers, error)
 
     def fail_all(self, message: str, now_s: float) -> list[RequestOutput]:
         """End every open request with ``error``, because the core will say nothing more."""
         return self._end(tuple(self._answers), Finish("error", error=message), now_s)
+
+    def _unfinished_numbers(self, request_ids: Iterable[str]) -> tuple[int, ...]:
+        names = [name for name in dict.fromkeys(request_ids) if name in self._requests]
+        return tuple(
+            answer.number for name in names for answer in self._requests[name].unfinished_answers
+        )
 
     def _open(self, submission: Submission, numbers: Sequence[int]) -> None:
         answers = [

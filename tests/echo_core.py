@@ -16,6 +16,7 @@ from octavo.engine.messages import (
     CoreMessage,
     CoreOutputs,
     CoreStats,
+    ExpireRequests,
     FinishedRequest,
     FinishRequest,
     LogprobEntry,
@@ -65,6 +66,9 @@ class EchoCore:
                 case AbortRequests():
                     for number in message.numbers:
                         self._end(FinishedRequest(number, "abort"))
+                case ExpireRequests():
+                    for number in message.numbers:
+                        self._end(FinishedRequest(number, "error", error=message.error))
                 case FinishRequest():
                     self._end(FinishedRequest(message.number, "stop", message.stop_reason))
 

@@ -107,6 +107,13 @@ class Peer:
         assert samples, name
         return sum(samples)
 
+    def wait_until(self, condition):
+        """Poll until something is true; meanwhile the server is asked how it is."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition():
+            assert time.monotonic() < deadline, "it did not become true"
+            self.get("/health")
+
     def wait_for_metric(self, name, value):
         """Poll until a metric has a value; nothing else is sent meanwhile."""
         deadline = time.monotonic() + TIMEOUT_S
@@ -172,7 +179,7 @@ def running_server(core=None, *, client=None, model=None, kill=lambda: None, **o
     metrics = EngineMetrics("tiny", client.info)
     options = ServerOptions(**options)
     tracker = model.create_tracker(client.info)
-    engine = AsyncEngine(client, tracker, metrics, caps=options.queue_caps)
+    engine = AsyncEngine(client, tracker, metrics, limits=options.limits)
     service = Service(engine=engine, model=model, model_names=("tiny", "alias"))
     listener = bind("127.0.0.1", 0)
     listener.listen()

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from octavo.config import EngineConfig, Environment
 from octavo.engine.door import QueueCaps
+from octavo.engine.limits import ServingLimits
 from octavo.entrypoints.cli.options import add_engine_options, get_engine_settings
 from octavo.entrypoints.logs import configure_logging
 from octavo.entrypoints.openai.listener import bind
@@ -61,6 +62,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="answer 429 instead of letting more than N prompt tokens wait [no limit]",
     )
     group.add_argument(
+        "--request-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="end requests that set no timeout of their own after this time [no limit]",
+    )
+    group.add_argument(
         "--access-log",
         action=BooleanOptionalAction,
         default=True,
@@ -74,6 +81,10 @@ def run(args: Namespace) -> int:
     configure_logging()
     signal.signal(signal.SIGTERM, _exit_while_loading)
     config = EngineConfig(**get_engine_settings(args))
+    limits = ServingLimits(
+        queue_caps=QueueCaps(args.max_queued_requests, args.max_queued_tokens),
+        request_timeout_s=args.request_timeout,
+    )
     listener = bind(args.host, args.port)  # a taken port should not wait for the model
     client = start_core_process(config, resolve_source(config, Environment.read()))
     try:
@@ -82,7 +93,7 @@ def run(args: Namespace) -> int:
         options = server.ServerOptions(
             served_names=tuple(args.served_model_name),
             shutdown_timeout_s=args.shutdown_timeout,
-            queue_caps=QueueCaps(args.max_queued_requests, args.max_queued_tokens),
+            limits=limits,
             access_log=args.access_log,
         )
         status: int = server.serve(config, client, listener, options=options)

@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from octavo.errors import EngineDeadError, InvalidRequestError, OctavoError, QueueFullError
+from octavo.outputs import REQUEST_TIMEOUT, CompletionOutput
 
 ERROR_TYPES = {
     400: "BadRequestError",
@@ -18,7 +19,10 @@ ERROR_TYPES = {
     429: "RateLimitError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
+    504: "TimeoutError",
 }
+STATUS_OF_REASON = {REQUEST_TIMEOUT: 504}
+"""Statuses of failed answers whose ``reason_code`` is known; those of others are 500."""
 CLIENT_CLOSED_REQUEST = 499
 """Nobody reads this status: the client is gone. It is for the log."""
 
@@ -44,16 +48,24 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _answer_bug)
 
 
-def describe_error(status: int, message: str, *, parameter: str | None = None) -> dict[str, Any]:
+def describe_error(
+    status: int, message: str, *, parameter: str | None = None, reason_code: str | None = None
+) -> dict[str, Any]:
     """Return the body of an error."""
-    return {
-        "error": {
-            "message": message,
-            "type": ERROR_TYPES.get(status, "HTTPError"),
-            "param": parameter,
-            "code": status,
-        }
+    error = {
+        "message": message,
+        "type": ERROR_TYPES.get(status, "HTTPError"),
+        "param": parameter,
+        "code": status,
     }
+    return {"error": error if reason_code is None else error | {"reason_code": reason_code}}
+
+
+def describe_failure(answer: CompletionOutput, *, is_engine_dead: bool = False) -> dict[str, Any]:
+    """Return the body of the error with which an answer ended; its ``code`` is the status."""
+    status = STATUS_OF_REASON.get(answer.reason_code or "", 503 if is_engine_dead else 500)
+    message = answer.error or "unknown error"
+    return describe_error(status, message, reason_code=answer.reason_code)
 
 
 def error_response(
@@ -65,9 +77,7 @@ def error_response(
     headers: dict[str, str] | None = None,
 ) -> Response:
     """Return a response that carries an error."""
-    body = describe_error(status, message, parameter=parameter)
-    if reason_code is not None:
-        body["error"]["reason_code"] = reason_code
+    body = describe_error(status, message, parameter=parameter, reason_code=reason_code)
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
 

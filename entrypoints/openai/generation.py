@@ -18,7 +18,7 @@ from starlette.types import Receive
 
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.prompt import Prompt
-from octavo.entrypoints.openai.errors import error_response
+from octavo.entrypoints.openai.errors import describe_failure
 from octavo.entrypoints.openai.forms import ResponseForm, Usage
 from octavo.entrypoints.openai.protocol import GenerationRequest
 from octavo.entrypoints.openai.streaming import ChunkWriter, EventStream, closed_on_disconnect
@@ -58,6 +58,7 @@ class Generation:
             self.params,
             request_id=self.response_id,
             priority=self.body.priority or 0,
+            timeout_s=self.body.timeout,
         )
         headers = self._report_ignored_fields()
         if self.body.stream:
@@ -68,10 +69,10 @@ class Generation:
             output = await anext(stream)  # the only one: its kind is FINAL_ONLY
         for answer in output.outputs:
             if answer.finish_reason == "error":
-                status = 500 if engine.death is None else 503
-                return error_response(status, answer.error or "unknown error")
+                failure = describe_failure(answer, is_engine_dead=engine.death is not None)
+                return _json_response(failure, headers, status=failure["error"]["code"])
         whole = self._describe(self.form.object_name) | self._describe_whole(output)
-        return Response(msgspec.json.encode(whole), headers=headers, media_type="application/json")
+        return _json_response(whole, headers)
 
     def _describe(self, object_name: str) -> dict[str, Any]:
         return {
@@ -103,3 +104,7 @@ class Generation:
         names = ",".join(quote(name) for name in self.ignored_fields)[:MAX_HEADER_CHARACTERS]
         logger.warning("a request has fields that are ignored: %s", names)
         return {IGNORED_FIELDS_HEADER: names}
+
+
+def _json_response(body: dict[str, Any], headers: dict[str, str], *, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")

@@ -14,8 +14,8 @@ import uvloop
 
 from octavo.config import EngineConfig, Environment
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.door import NO_CAPS, QueueCaps
 from octavo.engine.ipc_client import IpcClient
+from octavo.engine.limits import NO_LIMITS, ServingLimits
 from octavo.engine.metrics import EngineMetrics
 from octavo.entrypoints.openai.app import create_app
 from octavo.entrypoints.openai.service import Service
@@ -37,7 +37,7 @@ class ServerOptions:
     served_names: tuple[str, ...] = ()
     """Names of the model in the API; empty is the model's own."""
     shutdown_timeout_s: float = 0.0
-    queue_caps: QueueCaps = NO_CAPS
+    limits: ServingLimits = NO_LIMITS
     access_log: bool = False
 
 
@@ -54,7 +54,7 @@ def serve(
     names = options.served_names or (model.source.name,)
     metrics = EngineMetrics(names[0], client.info)
     tracker = model.create_tracker(client.info)
-    engine = AsyncEngine(client, tracker, metrics, caps=options.queue_caps)
+    engine = AsyncEngine(client, tracker, metrics, limits=options.limits)
     service = Service(engine=engine, model=model, model_names=names)
 
     freeze_garbage()

@@ -10,8 +10,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.engine.async_engine import RequestStream
-from octavo.entrypoints.openai.errors import describe_error
+from octavo.engine.request_stream import RequestStream
+from octavo.entrypoints.openai.errors import describe_error, describe_failure
 from octavo.entrypoints.openai.forms import ResponseForm, Usage
 from octavo.outputs import CompletionOutput, RequestOutput
 
@@ -84,8 +84,8 @@ class ChunkWriter:
         pieces: list[bytes] = []
         for answer in output.outputs:
             if answer.finish_reason == "error":
-                error = describe_error(500, answer.error or "unknown error")
-                return b"".join((*pieces, self._end(encode_event(error))))
+                failure = encode_event(describe_failure(answer))
+                return b"".join((*pieces, self._end(failure)))
             self._write_answer(answer, pieces)
         if output.finished:
             pieces.append(self._end(self._describe_usage() if self._has_usage else b""))

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+REQUEST_TIMEOUT = "request_timeout"
+"""The ``reason_code`` of an answer whose time was up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    reason_code: str | None = None
+    """The kind of ``error`` in a word that does not change; None if it has no name."""
 
     @property
     def finished(self) -> bool:

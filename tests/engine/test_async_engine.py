@@ -9,13 +9,14 @@ from prometheus_client import generate_latest
 
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.core import EngineCore
-from octavo.engine.door import NO_CAPS, QueueCaps
+from octavo.engine.door import QueueCaps
+from octavo.engine.limits import NO_LIMITS, ServingLimits
 from octavo.engine.messages import AddRequest, ExplainRequest, FinishRequest
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request_factory import RequestDefaults
 from octavo.engine.request_tracker import RequestTracker
 from octavo.engine.tokenizer import Tokenizer
-from octavo.errors import EngineDeadError, InvalidRequestError, QueueFullError
+from octavo.errors import ConfigError, EngineDeadError, InvalidRequestError, QueueFullError
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 from tests.checkpoints import build_tokenizer
 from tests.echo_core import ECHO_INFO, EchoCore, ThreadClient
@@ -222,6 +223,64 @@ def test_hundred_streams_all_end():
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("kind", RequestOutputKind)
+def test_a_request_whose_time_is_up_ends_with_an_error(kind):
+    async def scenario():
+        async with running_engine(step_time_s=0.002) as engine:
+            params = make_params(max_tokens=4000, kind=kind, n=2)
+            stream = await engine.add([100], params, timeout_s=0.1)
+            outputs = [output async for output in stream]
+            answers = outputs[-1].outputs
+            assert {(a.finish_reason, a.reason_code) for a in answers} == TIMED_OUT
+            await read(engine, [100], make_params(max_tokens=1))  # the expiry was applied before it
+            assert engine._client.core.running == {}
+
+    asyncio.run(scenario())
+
+
+TIMED_OUT = {("error", "request_timeout")}
+
+
+def test_a_request_that_ends_in_time_leaves_no_timer():
+    async def scenario():
+        async with running_engine() as engine:
+            for timeout_s in (None, 60.0, 1e308):
+                stream = await engine.add([100], make_params(), timeout_s=timeout_s)
+                assert [output async for output in stream][-1].finished
+                assert stream.timer is None or stream.timer.cancelled()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan"), float("inf"), -float("inf")])
+def test_a_time_that_is_none_is_refused(timeout_s):
+    async def scenario():
+        async with running_engine() as engine:
+            with pytest.raises(
+                InvalidRequestError, match=r"timeout is .* greater than 0"
+            ) as caught:
+                await engine.add([100], make_params(), timeout_s=timeout_s)
+            assert caught.value.parameter == "timeout"
+            assert engine.num_open_requests == 0
+
+    asyncio.run(scenario())
+    if timeout_s != float("inf"):
+        with pytest.raises(ConfigError, match="request_timeout"):
+            ServingLimits(request_timeout_s=timeout_s)
+
+
+def test_the_engines_time_is_for_requests_without_their_own():
+    async def scenario():
+        limits = ServingLimits(request_timeout_s=0.05)
+        async with running_with(ThreadClient(EchoCore(step_time_s=0.005)), limits) as engine:
+            hurried = read(engine, [100], make_params(max_tokens=4000))
+            stream = await engine.add([100], make_params(max_tokens=40), timeout_s=TIMEOUT_S)
+            assert (await hurried)[-1].outputs[0].reason_code == "request_timeout"
+            assert [output async for output in stream][-1].outputs[0].finish_reason == "length"
+
+    asyncio.run(scenario())
+
+
 class FailingClient(ThreadClient):
     """Raises instead of sending messages of one type."""
 
@@ -236,9 +295,9 @@ class FailingClient(ThreadClient):
 
 
 @asynccontextmanager
-async def running_with(client, caps=NO_CAPS):
+async def running_with(client, limits=NO_LIMITS):
     tracker = RequestTracker(Tokenizer(build_tokenizer()), ECHO_INFO, RequestDefaults(eos_ids=(2,)))
-    engine = AsyncEngine(client, tracker, EngineMetrics("tiny", ECHO_INFO), caps=caps)
+    engine = AsyncEngine(client, tracker, EngineMetrics("tiny", ECHO_INFO), limits=limits)
     engine.start()
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -290,7 +349,8 @@ async def start_and_queue(engine):
 
 def test_more_than_may_wait_is_refused_with_a_time_to_retry():
     async def scenario():
-        async with running_with(ThreadClient(make_real_core()), QueueCaps(1)) as engine:
+        limits = ServingLimits(queue_caps=QueueCaps(1))
+        async with running_with(ThreadClient(make_real_core()), limits) as engine:
             _, waiting = await start_and_queue(engine)
             with pytest.raises(QueueFullError, match="1 requests wait") as caught:
                 await engine.add([100], make_params())

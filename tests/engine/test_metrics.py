@@ -10,6 +10,7 @@ from octavo.engine.messages import (
     AddRequest,
     CoreOutputs,
     CoreStats,
+    ExpireRequests,
     FinishedRequest,
     FinishRequest,
     StartedRequest,
@@ -144,7 +145,9 @@ def test_nothing_that_counts_falls_when_the_core_dies(metrics):
     assert {after[name] for name in GAUGES} == {0}
 
 
-@pytest.mark.parametrize("end", [FinishRequest(1, "stop", 2), AbortRequests((1, 9))])
+@pytest.mark.parametrize(
+    "end", [FinishRequest(1, "stop", 2), AbortRequests((1, 9)), ExpireRequests((1, 9), "")]
+)
 def test_tokens_behind_an_answers_end_are_not_its_own(metrics, end):
     metrics.add([make_request(1)])
     metrics.update(make_outputs([1], now_s=101.0))

@@ -4,6 +4,7 @@ import pytest
 from octavo.engine.messages import (
     AbortRequests,
     CoreOutputs,
+    ExpireRequests,
     FinishedRequest,
     FinishRequest,
     LogprobEntry,
@@ -260,6 +261,45 @@ def test_abort_ends_every_answer_and_forgets_the_request():
     assert (output.finished, output.metrics.finished_time) == (True, 9.0)
     assert tracker.update(tokens({1: "c"})) == ([], [])
     assert tracker.abort(["r"], now_s=9.0) == ([], AbortRequests(()))
+
+
+def test_an_id_that_is_aborted_twice_in_one_call_ends_once():
+    tracker = create_tracker()
+    add(tracker)
+    outputs, message = tracker.abort(["r", "r"], now_s=9.0)
+    assert (len(outputs), message) == (1, AbortRequests((0,)))
+
+
+def test_expiry_ends_what_has_not_ended_with_a_reason_and_how_far_it_was():
+    tracker = create_tracker()
+    add(tracker, n=2)
+    started = [StartedRequest(0, 2.0, 0), StartedRequest(1, 2.0, 0)]
+    ended = [FinishedRequest(0, "length")]
+    tracker.update(tokens({0: "a", 1: "b"}, started=started, finished=ended))
+    (output,), message = tracker.expire("r", timeout_s=2.5, now_s=9.0)
+    error = "the request timed out after 2.5 s: it was running, with 2 tokens generated"
+    assert message == ExpireRequests((1,), error)
+    ends = [(answer.finish_reason, answer.error, answer.reason_code) for answer in output.outputs]
+    assert ends == [("length", None, None), ("error", error, "request_timeout")]
+    assert (output.finished, output.metrics.finished_time) == (True, 9.0)
+
+
+def test_expiry_of_a_waiting_request_says_so():
+    tracker = create_tracker()
+    add(tracker, prompt=[1, 2, 3])
+    _, message = tracker.expire("r", timeout_s=1, now_s=9.0)
+    assert message.error.endswith("after 1 s: it was waiting for its first step, with 3 prompt tokens")
+
+
+def test_expiry_and_end_at_one_moment_are_one_end():
+    tracker = create_tracker()
+    add(tracker, "before")
+    add(tracker, "after")
+    last = [FinishedRequest(0, "length")]
+    assert len(tracker.update(tokens({0: "a"}, finished=last))[0]) == 1
+    assert tracker.expire("before", timeout_s=1, now_s=9.0) == ([], ExpireRequests((), ""))
+    assert len(tracker.expire("after", timeout_s=1, now_s=9.0)[0]) == 1
+    assert tracker.update(tokens({1: "a"}, finished=[FinishedRequest(1, "length")])) == ([], [])
 
 
 def test_death_of_the_core_ends_every_request_with_its_message():

@@ -59,6 +59,24 @@ def test_client_that_goes_away_aborts_its_request(slow_server, path, body, leave
     assert slow_server.service.engine.num_open_requests == 0
 
 
+def test_waiting_requests_leave_the_queue_when_their_clients_go(gated):
+    core, device = gated
+    with running_server(core) as server:
+        device.close()
+        first = server.start_posts("/v1/completions", {"prompt": "ab", "max_tokens": 2})
+        server.wait_until(lambda: core.scheduler.running)
+        connections = [open_request(server, *CASES[index % 4]) for index in range(20)]
+        server.wait_until(lambda: server.service.engine.num_open_requests == 21)
+        for connection in connections:
+            reset(connection)
+        # Though the device stands still:
+        server.wait_until(lambda: server.service.engine.num_open_requests == 1)
+        device.open()
+        assert first()[0].status == 200
+        server.wait_for_metric("vllm:num_requests_waiting", 0)
+    assert sum(len(step.new_rows) for step in device.steps) == 1, "a cancelled request was started"
+
+
 def test_gauges_return_to_zero_without_new_traffic(slow_server):
     connections = [open_request(slow_server, *CASES[index % 4]) for index in range(20)]
     slow_server.wait_for_metric("vllm:num_requests_running", 20)

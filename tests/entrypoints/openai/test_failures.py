@@ -5,6 +5,7 @@ import pytest
 from octavo.config import SchedulerConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.door import QueueCaps
+from octavo.engine.limits import ServingLimits
 from octavo.entrypoints.openai.forms import CompletionForm
 from octavo.entrypoints.openai.generation import Generation
 from tests.fake_executor import FakeExecutor, Faults
@@ -62,7 +63,7 @@ def test_engine_without_a_tokenizer_takes_and_gives_ids_alone(tiny_spm):
 
 
 def test_full_queue_is_429_with_a_time_to_retry(tiny_spm):
-    options = {"queue_caps": QueueCaps(max_requests=1)}
+    options = {"limits": ServingLimits(queue_caps=QueueCaps(max_requests=1))}
     with running_checkpoint(tiny_spm, options=options, max_num_seqs=1) as server:
         long = COMPLETION | {"max_tokens": 250, "ignore_eos": True}
         collect = server.start_posts("/v1/completions", long)
