@@ -48,6 +48,7 @@ def create_runner(config: EngineConfig, source: ModelSource) -> ModelRunner | De
     max_model_len = _resolve_max_model_len(config, model_config)
     dtype = resolve_dtype(config.dtype, model_config, device)
     model = load_model(source, model_config, dtype=dtype, device=device)
+    model.pack()
     spec = model.kv_cache_spec(config.block_size)
     demand = PoolDemand(
         max_num_seqs=config.max_num_seqs or DEVICE_DEFAULTS[device.type]["max_num_seqs"],

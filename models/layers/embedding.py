@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 from torch.nn import functional
 
+from octavo.models.layers.matrix import Matrix
 from octavo.models.layers.parallel import Shard
-from octavo.models.layers.weights import CheckpointTensor, empty_parameter
-from octavo.models.ops.linear import linear
+from octavo.models.layers.weights import CheckpointTensor
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -23,33 +23,33 @@ class VocabParallelEmbedding(nn.Module):
         num_rows = -(-vocab_size // shard.size)
         self.first_row = min(shard.rank * num_rows, vocab_size)
         self.num_used_rows = min(num_rows, vocab_size - self.first_row)
-        self.weight = empty_parameter(num_rows, hidden_size)
-        self.weight[self.num_used_rows :].zero_()
+        self.matrix = Matrix(num_rows, hidden_size)
+        self.matrix.weight[self.num_used_rows :].zero_()
 
     @property
     def num_padding_elements(self) -> int:
         """Weights that no checkpoint fills."""
-        return self.weight[self.num_used_rows :].numel()
+        return self.matrix.weight[self.num_used_rows :].numel()
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Look up (num_tokens,) ids below ``vocab_size``: (num_tokens, hidden_size)."""
         if self.shard.size == 1:
-            return functional.embedding(input_ids, self.weight)
+            return functional.embedding(input_ids, self.matrix.weight)
         row = input_ids - self.first_row
         is_mine = (row >= 0) & (row < self.num_used_rows)
-        hidden = functional.embedding(row * is_mine, self.weight) * is_mine.unsqueeze(-1)
+        hidden = functional.embedding(row * is_mine, self.matrix.weight) * is_mine.unsqueeze(-1)
         return self.shard.collective.all_reduce(hidden)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Map (n, hidden_size) to (n, vocab_size) logits of the same type, whole on every rank."""
-        logits = linear(hidden, self.weight)
+        logits = self.matrix(hidden)
         return self.shard.collective.all_gather(logits)[:, : self.vocab_size]
 
     def checkpoint_tensors(self, name: str) -> Iterator[CheckpointTensor]:
         """Name the matrix and this rank's rows of it."""
         yield CheckpointTensor(
             f"{name}.weight",
-            (self.vocab_size, self.weight.shape[1]),
-            self.weight[: self.num_used_rows],
+            (self.vocab_size, self.matrix.weight.shape[1]),
+            self.matrix.weight[: self.num_used_rows],
             start=self.first_row,
         )

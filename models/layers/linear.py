@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 
+from octavo.models.layers.matrix import Matrix
 from octavo.models.layers.parallel import Shard, Span
 from octavo.models.layers.weights import CheckpointTensor, empty_parameter
-from octavo.models.ops.linear import linear
 
 
 class ColumnParallelLinear(nn.Module):
@@ -20,23 +20,24 @@ class ColumnParallelLinear(nn.Module):
         super().__init__()
         self.outputs = dict(outputs)
         out_features = sum(rows.length for rows in outputs.values())
-        self.weight = empty_parameter(out_features, in_features)
+        self.matrix = Matrix(out_features, in_features)
         self.bias = empty_parameter(out_features) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (num_tokens, in_features) to this rank's outputs, in the order of the matrices."""
-        return linear(x, self.weight, self.bias)
+        y: Tensor = self.matrix(x, self.bias)
+        return y
 
     def checkpoint_tensors(self, parent: str) -> Iterator[CheckpointTensor]:
         """Name the matrices below ``parent`` and their place in the stack."""
-        offset = 0
+        weight, offset = self.matrix.weight, 0
         for name, rows in self.outputs.items():
             place = slice(offset, offset + rows.length)
             offset += rows.length
             yield CheckpointTensor(
                 f"{parent}.{name}.weight",
-                (rows.total, self.weight.shape[1]),
-                self.weight[place],
+                (rows.total, weight.shape[1]),
+                weight[place],
                 start=rows.start,
             )
             if self.bias is not None:
@@ -52,23 +53,23 @@ class RowParallelLinear(nn.Module):
         super().__init__()
         self.shard = shard
         self.inputs = inputs
-        self.weight = empty_parameter(out_features, inputs.length)
+        self.matrix = Matrix(out_features, inputs.length)
         self.bias = empty_parameter(out_features) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map this rank's (num_tokens, inputs.length) to the whole output on every rank."""
-        y = self.shard.collective.all_reduce(linear(x, self.weight))
+        y = self.shard.collective.all_reduce(self.matrix(x))
         return y if self.bias is None else y + self.bias
 
     def checkpoint_tensors(self, name: str) -> Iterator[CheckpointTensor]:
         """Name the matrix and this rank's columns of it."""
-        out_features = self.weight.shape[0]
+        weight = self.matrix.weight
         yield CheckpointTensor(
             f"{name}.weight",
-            (out_features, self.inputs.total),
-            self.weight,
+            (len(weight), self.inputs.total),
+            weight,
             dim=1,
             start=self.inputs.start,
         )
         if self.bias is not None:
-            yield CheckpointTensor(f"{name}.bias", (out_features,), self.bias)
+            yield CheckpointTensor(f"{name}.bias", (len(weight),), self.bias)

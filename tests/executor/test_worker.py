@@ -53,6 +53,11 @@ def test_weights_and_pool_have_the_type_that_was_asked_for(tiny_spm):
     assert {p.dtype for p in runner._model.parameters()} == {torch.bfloat16}
 
 
+def test_a_cpu_starts_with_packed_matrices(tiny_spm):
+    model = create(tiny_spm)._model
+    assert not [weight.shape for weight in model.layers.parameters() if weight.dim() > 1]
+
+
 def test_block_keys_start_from_everything_that_the_kv_depends_on(tiny_spm):
     same = create(tiny_spm).info.cache_namespace
     assert create(tiny_spm, max_num_seqs=2).info.cache_namespace == same

@@ -64,6 +64,21 @@ def test_network_computes_the_logits_of_transformers(name, tmp_path):
     )
 
 
+@pytest.mark.parametrize("name", ["tiny_spm", "tiny_tied"])
+def test_a_packed_network_computes_the_same_logits(name, request):
+    model = load(source_of(request.getfixturevalue(name)))
+    expected = compute_logits(model, IDS)
+    model.pack()
+    torch.testing.assert_close(compute_logits(model, IDS), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_packing_leaves_only_what_is_looked_up_or_small(tiny_tied):
+    model = load(source_of(tiny_tied))
+    model.pack()
+    left = {name for name, parameter in model.named_parameters() if parameter.dim() > 1}
+    assert left == {"embed_tokens.matrix.weight"}
+
+
 def test_window_changes_the_logits_only_beyond_it(tmp_path):
     config = tiny_config("mistral", sliding_window=8)
     build_random_model(config).save_pretrained(tmp_path)

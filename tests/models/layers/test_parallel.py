@@ -84,7 +84,7 @@ def test_logits_of_all_ranks_are_the_whole_ones_without_padding(size):
 def test_padding_rows_are_zero_and_never_looked_up():
     last = VocabParallelEmbedding(5, 8, shard=Shard(rank=3, size=4))
     assert (last.num_used_rows, last.num_padding_elements) == (0, 16)
-    assert not last.weight.any()
+    assert not last.matrix.weight.any()
 
 
 def test_heads_are_dealt_in_groups_with_their_kv_head():

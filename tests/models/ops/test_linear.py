@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from octavo.models.ops import linear as linear_module
 from octavo.models.ops.gemv import gemv
-from octavo.models.ops.linear import linear
+from octavo.models.ops.linear import PackedWeight, can_pack, linear
 
 
 def make_operands(num_rows, *, device, dtype=torch.float32):
@@ -48,3 +48,40 @@ def test_a_cpu_computes_with_torch(gemv_calls):
     x, weight, bias = make_operands(1, device="cpu")
     assert torch.equal(linear(x, weight, bias), functional.linear(x, weight, bias))
     assert not gemv_calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_rows", [0, 1, 3, 16, 65])
+def test_a_packed_weight_gives_the_same_product(num_rows, dtype):
+    x, weight, bias = make_operands(num_rows, device="cpu", dtype=dtype)
+    if not can_pack(weight):
+        pytest.skip(f"this CPU does not pack {dtype}")
+    packed = PackedWeight(weight)
+    for some in (None, bias):
+        torch.testing.assert_close(packed.linear(x, some), functional.linear(x, weight, some))
+
+
+def test_a_packed_weight_takes_every_other_row_of_a_batch():
+    x, weight, bias = make_operands(8, device="cpu")
+    y = PackedWeight(weight).linear(x[::2], bias)
+    torch.testing.assert_close(y, functional.linear(x[::2], weight, bias))
+
+
+def test_a_packed_weight_is_a_copy():
+    x, weight, _ = make_operands(2, device="cpu")
+    packed, expected = PackedWeight(weight), functional.linear(x, weight)
+    weight.zero_()
+    torch.testing.assert_close(packed.linear(x), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_types_that_onednn_does_not_pack_are_told(dtype):
+    _, weight, _ = make_operands(1, device="cpu", dtype=dtype)
+    assert not can_pack(weight)
+    with pytest.raises(AssertionError, match=f"does not pack {dtype}"):
+        PackedWeight(weight)
+
+
+def test_without_onednn_nothing_is_packed(monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert not can_pack(torch.ones(8, 64))
