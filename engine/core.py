@@ -201,12 +201,14 @@ class EngineCore:
     def _stats(self, outputs: "OutputColumns") -> CoreStats:
         pool = self.scheduler.block_manager.pool
         prefix = self.scheduler.block_manager.stats
-        oldest = next(iter(self.scheduler.waiting), None)
+        waiting, holdups = self.scheduler.waiting, self.scheduler.holdups
+        oldest = next(iter(waiting), None)
         return CoreStats(
             num_running=len(self.scheduler.running),
-            num_waiting=len(self.scheduler.waiting),
+            num_waiting=len(waiting),
+            num_waiting_by_reason=holdups.count(len(waiting), self.scheduler.requests),
             oldest_waiting=oldest.number if oldest else None,
-            oldest_waiting_reason=oldest.wait_reason if oldest else None,
+            oldest_waiting_reason=holdups.reason(oldest.number).text if oldest else None,
             num_blocks_used=pool.num_used,
             num_blocks=pool.num_blocks,
             num_tokens_scheduled=outputs.num_tokens_scheduled,
@@ -218,7 +220,7 @@ class EngineCore:
     def _describe_stall(self) -> str:
         scheduler = self.scheduler
         first = next(iter(scheduler.waiting), None)
-        reason = first and f", first {first!r}: {first.wait_reason}"
+        reason = first and f", first {first!r}: {scheduler.holdups.reason(first.number).text}"
         return (
             f"nothing can be planned and nothing is awaited: {len(scheduler.running)} running, "
             f"{len(scheduler.waiting)} waiting{reason}"

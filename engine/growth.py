@@ -25,10 +25,13 @@ class GrowthEstimate:
         self._final = FINAL_RATIO * self._initial
         self.ratio = self._initial
 
-    def num_blocks(self, request: Request) -> int:
-        """Return the blocks that one running request is expected to add."""
-        num_tokens = int(self.ratio * min(request.num_remaining_tokens, MAX_TOKENS_COUNTED))
-        return blocks_needed(self._spec, num_tokens)
+    def num_blocks(self, running: Iterable[Request]) -> int:
+        """Return the blocks that running requests are expected to add."""
+        ratio, spec = self.ratio, self._spec
+        return sum(
+            blocks_needed(spec, int(ratio * min(request.num_remaining_tokens, MAX_TOKENS_COUNTED)))
+            for request in running
+        )
 
     def decay(self) -> None:
         """Expect a little less: a step was planned without a retraction."""

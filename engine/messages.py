@@ -138,7 +138,7 @@ class RequestExplanation(msgspec.Struct, frozen=True, kw_only=True):
     place_in_queue: int | None
     """How many requests are before it, while it waits."""
     wait_reason: str | None
-    """Why the last plan that looked at it did not admit it, with the numbers."""
+    """Why the last plan did not start it, with the numbers."""
     finish_reason: FinishReason | None
     error: str | None
     num_prompt_tokens: int
@@ -164,6 +164,8 @@ class CoreStats(msgspec.Struct, frozen=True, array_like=True):
 
     num_running: int = 0
     num_waiting: int = 0
+    num_waiting_by_reason: dict[str, int] = {}
+    """By what they wait for: ``WaitKind``; kinds for which none waits are left out."""
     oldest_waiting: int | None = None
     """Number of the request that is first in the queue's own order."""
     oldest_waiting_reason: str | None = None

@@ -63,7 +63,6 @@ class Request:
         "status",
         "stop_reason",
         "token_ids",
-        "wait_reason",
     )
 
     def __init__(self, message: AddRequest) -> None:
@@ -83,8 +82,6 @@ class Request:
         self.num_cached_tokens = 0
         self.num_retractions = 0
         self.num_deferrals = 0
-        self.wait_reason: str | None = None
-        """Why it was not admitted by the last plan that looked at it."""
         self.first_scheduled_s: float | None = None
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None

@@ -37,13 +37,14 @@ class RequestLog:
         return ended + living
 
     def _describe(self, request: Request, *, ended_s: float | None) -> RequestExplanation:
+        scheduler = self._scheduler
         is_waiting = request.status in (RequestStatus.WAITING, RequestStatus.RETRACTED)
         return RequestExplanation(
             number=request.number,
             request_id=request.message.request_id,
             state=request.status.name.lower(),
-            place_in_queue=self._scheduler.waiting.position(request) if is_waiting else None,
-            wait_reason=request.wait_reason if is_waiting else None,
+            place_in_queue=scheduler.waiting.position(request) if is_waiting else None,
+            wait_reason=scheduler.holdups.reason(request.number).text if is_waiting else None,
             finish_reason=request.finish_reason,
             error=request.finish_error,
             num_prompt_tokens=request.num_prompt_tokens,

@@ -11,23 +11,23 @@ from itertools import count
 
 from octavo.block_manager.block_table import BlockSpec
 from octavo.block_manager.hashing import KeyChain
-from octavo.block_manager.manager import NO_MATCH, BlockManager, Match, MissReason
+from octavo.block_manager.manager import BlockManager, Match
 from octavo.config import SchedulerConfig
+from octavo.engine.admission import AdmissionRules
 from octavo.engine.growth import GrowthEstimate
 from octavo.engine.journal import Journal, PlanDecisions, UpdateChanges
 from octavo.engine.policies import POLICIES
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.step_builder import StepBuilder
 from octavo.engine.waiting_queue import WaitingQueue
-from octavo.engine.waits import AwaitingResult, PrefixDeferral, Wait
+from octavo.engine.waits import Holdups, WaitKind, WaitReason
 from octavo.errors import InvalidRequestError
 from octavo.executor.step import Step, StepResult
 from octavo.outputs import FinishReason
 
 ADMISSION_WINDOW = 128
 """Waiting requests that one plan looks at; those behind are reached when these have moved."""
-THRASH_RETRACTIONS = 2
-"""A request retracted so often is not admitted before its whole remainder fits."""
+POOL_RAN_OUT = WaitReason(WaitKind.BLOCKS, "running requests took all blocks: one was retracted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,11 @@ class Scheduler:
         self.policy = POLICIES[config.policy](config, self.block_manager)
         self.growth = GrowthEstimate(spec, config.conservativeness)
         self.waiting = WaitingQueue(self.policy)
+        self.holdups = Holdups()
         self.running: dict[int, Request] = {}
         self.draining: dict[int, Request] = {}
         self.requests: dict[int, Request] = {}
+        self.rules = AdmissionRules(config, self.block_manager, self.running)
         self.num_retractions = 0
         self.num_prompt_tokens_computed = 0
         self._finished: list[Request] = []
@@ -74,10 +76,6 @@ class Scheduler:
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._released_rows: list[int] = []
         self._step_ids = count()
-        self._waits: tuple[Wait, ...] = (
-            AwaitingResult(),
-            PrefixDeferral(self.block_manager, self.running, config.min_deferral_tokens),
-        )
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -157,12 +155,14 @@ class Scheduler:
         is known.
         """
         self.block_manager.begin_plan()
+        self.holdups = Holdups()
         self._drain()
         decisions = PlanDecisions()
         builder = StepBuilder()
         budget, cap = self._continue_running(builder, decisions)
         if decisions.retracted:
             self.growth.learn(self.running.values())
+            self.holdups.rest = POOL_RAN_OUT
         else:
             self._admit(builder, decisions, budget=budget, cap=cap, now_s=now_s)
         step = self._build(builder, decisions) if builder.requests else None
@@ -332,54 +332,38 @@ class Scheduler:
         now_s: float,
     ) -> None:
         """Start waiting requests in the policy's order until one does not fit."""
-        if budget == 0 or not self.waiting or not self._free_rows:
+        if not self.waiting or self._is_full(budget):
             return
-        growth = sum(self.growth.num_blocks(request) for request in self.running.values())
+        growth = self.growth.num_blocks(self.running.values())
         admitted: list[Request] = []
         for request in self.waiting.ranked(ADMISSION_WINDOW):
-            request.wait_reason = self._find_wait(request)
-            if request.wait_reason is not None:
+            wait = self.rules.find_wait(request)
+            if wait is not None:
+                self.holdups.hold(request.number, wait)
                 continue
-            match = self._match(request)
-            request.wait_reason = self._find_lack(request, match, growth)
-            if request.wait_reason is not None:
+            match = self.rules.match(request)
+            lack = self.rules.find_lack(request, match, growth)
+            if lack is not None:
+                self.holdups.stop_at(request.number, lack)
                 break  # nobody behind takes the blocks of one that does not fit
             num_tokens = min(request.num_tokens - match.num_tokens, budget, cap)
             self._start(request, match, builder, now_s=now_s)
             self._schedule(builder, request, num_tokens)
             decisions.admitted.append((request.number, match.num_tokens, num_tokens))
             admitted.append(request)
-            growth += self.growth.num_blocks(request)
+            growth += self.growth.num_blocks([request])
             budget -= num_tokens
-            if budget == 0 or not self._free_rows:
+            if self._is_full(budget):
                 break
         for request in admitted:
-            self.waiting.remove(request)
+            self.waiting.admit(request)
 
-    def _find_wait(self, request: Request) -> str | None:
-        for wait in self._waits:
-            reason = wait.reason(request)
-            if reason is not None:
-                return reason
-        return None
-
-    def _match(self, request: Request) -> Match:
-        if request.message.skip_reading_prefix_cache:
-            return NO_MATCH
-        return self.block_manager.match(request.number, request.num_known_tokens)
-
-    def _find_lack(self, request: Request, match: Match, growth: int) -> str | None:
-        """Say what is lacking to admit a request; the first in order may use the whole pool."""
-        num_tokens = request.num_known_tokens
-        if request.num_retractions >= THRASH_RETRACTIONS:
-            num_tokens = request.max_total_tokens
-        needed = self.block_manager.num_blocks_taken(match, num_tokens)
-        available = self.block_manager.pool.num_available
-        if not self.running:
-            growth = 0
-        if needed + growth <= available:
-            return None
-        return f"needs {needed} blocks and {growth} for the growth of others, {available} available"
+    def _is_full(self, budget: int) -> bool:
+        """Say whether no request whatever can start any more; notes why."""
+        limit = self.rules.find_limit(num_free_rows=len(self._free_rows), budget=budget)
+        if limit is not None:
+            self.holdups.rest = limit
+        return limit is not None
 
     def _start(self, request: Request, match: Match, builder: StepBuilder, *, now_s: float) -> None:
         """Give a waiting request its row and the blocks of all its known tokens."""
@@ -398,13 +382,8 @@ class Scheduler:
                 request.number,
                 match,
                 num_tokens=request.num_prompt_tokens,
-                not_read=self._reason_not_read(request),
+                not_read=self.rules.reason_not_read(request),
             )
-
-    def _reason_not_read(self, request: Request) -> MissReason | None:
-        if request.message.skip_reading_prefix_cache:
-            return MissReason.RECOMPUTE
-        return None if self.config.enable_prefix_caching else MissReason.DISABLED
 
     def _schedule(self, builder: StepBuilder, request: Request, num_tokens: int) -> None:
         """Put a request into the step and key the blocks that the step fills."""

@@ -36,13 +36,19 @@ class WaitingQueue:
         if self._requests[0] is request:
             self._num_passed = 0
 
+    def admit(self, request: Request) -> None:
+        """Take out a request that starts; those before it are passed."""
+        self._num_passed += 1
+        self.remove(request)
+
     def remove(self, request: Request) -> None:
         """Take a request out; it must be in the queue."""
         index = self.position(request)
         assert self._requests[index] is request, f"{request!r} is not in the queue"
         del self._requests[index]
         self._policy.leave(request)
-        self._num_passed = 0 if index == 0 else self._num_passed + 1
+        if index == 0:
+            self._num_passed = 0
 
     def ranked(self, count: int) -> Iterator[Request]:
         """Yield the ``count`` requests that a plan looks at; the queue must not change then."""

@@ -25,6 +25,7 @@ def test_a_waiting_request_is_explained_with_its_place_and_the_numbers():
     (first,) = explain(run, 1)
     assert first.place_in_queue == 0
     assert first.wait_reason.startswith("needs 5 blocks")
+    assert explained.wait_reason == f"behind request 1, which {first.wait_reason}"
 
 
 def test_a_running_request_is_explained_with_its_counts_and_times():

@@ -116,6 +116,12 @@ def test_nobody_is_passed_for_ever():
         assert len(run.finished) > MAX_PASSED, "the favourites did pass at first"
 
 
+def test_requests_that_end_while_they_wait_have_passed_nobody():
+    scheduler = make_queue(["ab", "ac"] + ["a"] * MAX_PASSED, "dfs")
+    scheduler.abort(range(2, 2 + MAX_PASSED))
+    assert scheduler.waiting._num_passed == 0
+
+
 def test_being_passed_is_counted_for_the_first_of_the_queue_only():
     scheduler = make_scheduler()
     queue = WaitingQueue(DepthFirst(scheduler.block_manager))
@@ -123,7 +129,7 @@ def test_being_passed_is_counted_for_the_first_of_the_queue_only():
     for request in requests:
         queue.add(request)
     for request in requests[1:-1]:
-        queue.remove(request)
+        queue.admit(request)
     assert next(queue.ranked(1)) is requests[0]
-    queue.remove(requests[0])
+    queue.admit(requests[0])
     assert queue._num_passed == 0

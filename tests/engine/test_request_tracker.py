@@ -288,7 +288,9 @@ def test_expiry_of_a_waiting_request_says_so():
     tracker = create_tracker()
     add(tracker, prompt=[1, 2, 3])
     _, message = tracker.expire("r", timeout_s=1, now_s=9.0)
-    assert message.error.endswith("after 1 s: it was waiting for its first step, with 3 prompt tokens")
+    assert message.error.endswith(
+        "after 1 s: it was waiting for its first step, with 3 prompt tokens"
+    )
 
 
 def test_expiry_and_end_at_one_moment_are_one_end():

@@ -89,7 +89,7 @@ def test_admission_stops_at_the_first_request_that_does_not_fit():
     add_request(scheduler, 2, 4, max_tokens=4)
     plan(scheduler)
     assert list(scheduler.running) == [0]
-    assert "needs 5 blocks" in scheduler.requests[1].wait_reason
+    assert "needs 5 blocks" in scheduler.holdups.reason(1).text
 
 
 def test_growth_of_running_requests_is_held_back():
@@ -102,7 +102,7 @@ def test_growth_of_running_requests_is_held_back():
     add_request(scheduler, 2, 12, max_tokens=8)
     plan(scheduler)
     assert list(scheduler.running) == [0, 1]
-    assert "for the growth of others" in scheduler.requests[2].wait_reason
+    assert "for the growth of others" in scheduler.holdups.reason(2).text
 
 
 def test_the_last_in_the_policys_order_is_retracted_and_keeps_its_tokens():
@@ -134,7 +134,7 @@ def test_a_request_retracted_twice_waits_until_its_whole_remainder_fits():
     late.num_retractions = 2
     step = plan(scheduler)
     assert list(scheduler.running) == [0]
-    assert "needs 7 blocks" in late.wait_reason
+    assert "needs 7 blocks" in scheduler.holdups.reason(1).text
     assert step is None or late.number not in scheduler.running
 
 
@@ -152,7 +152,7 @@ def make_core_with_a_shared_prefill(lag=0, **fields):
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_request_waits_for_a_running_prefill_that_it_shares(lag):
     run = make_core_with_a_shared_prefill(lag)
-    assert run.scheduler.requests[1].wait_reason == "deferred: prefix of 0"
+    assert run.scheduler.holdups.reason(1).text == "deferred: prefix of 0"
     assert set(run.scheduler.running) == {9, 0}
     run.run()
     assert run.scheduler.num_prompt_tokens_computed == 4 + 49 + 1
@@ -185,8 +185,8 @@ def test_a_deferral_ends_after_a_bounded_number_of_plans():
     waiting = add_request(scheduler, 1, [*PREFIX, 2_000])
     plan(scheduler)
     for _ in range(MAX_DEFERRALS):
-        assert scheduler._find_wait(waiting) == "deferred: prefix of 0"
-    assert scheduler._find_wait(waiting) is None
+        assert scheduler.rules.find_wait(waiting).text == "deferred: prefix of 0"
+    assert scheduler.rules.find_wait(waiting) is None
 
 
 def test_requests_with_prompt_logprobs_read_nothing_from_the_cache():
