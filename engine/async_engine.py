@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from typing import TypeVar
 from uuid import uuid4
 
@@ -24,17 +23,17 @@ from octavo.engine.messages import (
     CoreInfo,
     CoreMessage,
     CoreOutputs,
-    CoreStats,
     ExpireRequests,
-    ExplainRequest,
     RequestExplanation,
 )
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.open_request import OpenRequest
 from octavo.engine.prompt import EncodedPrompt, Prompt
+from octavo.engine.questions import Questions
 from octavo.engine.request_stream import RequestStream
 from octavo.engine.request_tracker import RequestTracker
-from octavo.errors import EngineDeadError, InvalidRequestError
+from octavo.engine.stall import StallDetector
+from octavo.errors import EngineDeadError, InvalidRequestError, QueueFullError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
 
@@ -64,9 +63,7 @@ class AsyncEngine:
         self.metrics = metrics
         self._limits = limits
         self._door = Door(limits.queue_caps)
-        self._questions: dict[int, asyncio.Future[list[RequestExplanation]]] = {}
-        self._tickets = count()
-        self._stats = CoreStats()
+        self._questions = Questions()
         self._client = client
         self._tracker = tracker
         self._streams: dict[str, RequestStream] = {}
@@ -76,10 +73,12 @@ class AsyncEngine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._death: str | None = None
-        self._last_progress_s = time.monotonic()
+        self._stall = StallDetector(limits.stall_timeout_s)
+        metrics.queue.measure_stall = lambda: self._stall.stalled_s
         self._received: deque[CoreOutputs] = deque()
         self._is_scheduled = False
         self._loop: asyncio.AbstractEventLoop
+        self._watch: asyncio.Task[None]
 
     @property
     def info(self) -> CoreInfo:
@@ -97,26 +96,15 @@ class AsyncEngine:
         return len(self._streams)
 
     @property
-    def stalled_s(self) -> float:
-        """Seconds for which open requests have seen no step; 0 while nothing is open."""
-        return time.monotonic() - self._last_progress_s if self._streams else 0.0
-
-    @property
-    def stall(self) -> str:
-        """What the core last said of its load: which request waits for what."""
-        stats = self._stats
-        text = (
-            f"{stats.num_running} requests run, {stats.num_waiting} wait, "
-            f"{stats.num_blocks_used} of {stats.num_blocks} KV blocks are in use"
-        )
-        if stats.oldest_waiting_reason is None:
-            return text
-        return f"{text}; request {stats.oldest_waiting} waits: {stats.oldest_waiting_reason}"
+    def stall(self) -> str | None:
+        """Which request waits for what, when the core owes answers and no step ends; else None."""
+        return self._stall.stall
 
     def start(self) -> None:
         """Begin to listen to the core, on the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._receiver.start()
+        self._watch = asyncio.create_task(self._watch_steps())
 
     async def generate(
         self,
@@ -166,7 +154,7 @@ class AsyncEngine:
         encoded = await self._encode(prompt)
         if self._death is not None:
             raise EngineDeadError(self._death)
-        self._door.check(params.n, params.n * len(encoded.token_ids), now_s=time.monotonic())
+        self._check_door(params.n, params.n * len(encoded.token_ids))
         request_id = self._make_unique(request_id)
         messages = self._tracker.add(
             encoded, params, request_id=request_id, arrival_s=arrival_s, priority=priority
@@ -177,7 +165,7 @@ class AsyncEngine:
             stream.timer = self._loop.call_later(
                 max(0.0, remaining_s), self._expire, request_id, timeout_s
             )
-        self._note_opened()
+        self._idle.clear()
         self.metrics.add(messages)
         for message in messages:
             self._door.enter(message.number, len(encoded.token_ids))
@@ -188,6 +176,8 @@ class AsyncEngine:
         finally:
             if not is_sent:
                 self.abort(request_id)  # it was opened, and nobody will read its stream
+        if self._death is None:
+            self._stall.add(messages)
         return stream
 
     def abort(self, *request_ids: str) -> None:
@@ -199,17 +189,11 @@ class AsyncEngine:
 
         Raises:
             EngineDeadError: the core has died.
+            TimeoutError: the core has not ended a step for seconds.
         """
         if self._death is not None:
             raise EngineDeadError(self._death)
-        ticket = next(self._tickets)
-        answer: asyncio.Future[list[RequestExplanation]] = self._loop.create_future()
-        self._questions[ticket] = answer
-        try:
-            self._send([ExplainRequest(request_id, ticket)])
-            return await answer
-        finally:
-            del self._questions[ticket]
+        return await self._questions.ask(request_id, lambda question: self._send([question]))
 
     def abort_all(self) -> None:
         """End every open request with ``abort``."""
@@ -232,6 +216,8 @@ class AsyncEngine:
     async def shutdown(self) -> None:
         """Abort what is open, stop the core and the threads."""
         self.abort_all()
+        self._watch.cancel()
+        self._stall.stop()
         self._death = self._death or "the engine is shut down"
         self._pool.shutdown(wait=False)
         await asyncio.to_thread(self._client.shutdown)
@@ -249,6 +235,18 @@ class AsyncEngine:
         self._deliver(outputs)
         if message.numbers:
             self._send([message])
+
+    async def _watch_steps(self) -> None:
+        """Let a stall be logged when it begins; the task ends with the engine."""
+        while True:
+            await asyncio.sleep(self._stall.check())
+
+    def _check_door(self, num_requests: int, num_tokens: int) -> None:
+        try:
+            self._door.check(num_requests, num_tokens, now_s=time.monotonic())
+        except QueueFullError as refusal:
+            self.metrics.queue.note_refusal(refusal.reason_code)
+            raise
 
     async def _encode(self, prompt: Prompt) -> EncodedPrompt:
         if _num_characters(prompt) <= LONG_PROMPT_CHARACTERS:
@@ -289,7 +287,6 @@ class AsyncEngine:
     def _update(self, outputs: CoreOutputs) -> None:
         if self._death is not None:
             return
-        self._last_progress_s = time.monotonic()
         self._note(outputs)
         try:
             self.metrics.update(outputs)
@@ -304,15 +301,14 @@ class AsyncEngine:
 
     def _note(self, outputs: CoreOutputs) -> None:
         """Keep what the queue and the curious need to know."""
-        self._stats = outputs.stats
+        self._stall.update(outputs)
+        now_s = time.monotonic()
         for started in outputs.started:
-            self._door.start(started.number, now_s=self._last_progress_s)
+            self._door.start(started.number, now_s=now_s)
         for report in outputs.finished:
             self._door.leave(report.number)
         for explanation in outputs.explanations:
-            question = self._questions.get(explanation.ticket)
-            if question is not None and not question.done():
-                question.set_result(explanation.requests)
+            self._questions.answer(explanation)
 
     def _deliver(self, owed: Sequence[OpenRequest | RequestOutput]) -> None:
         for news in owed:
@@ -327,19 +323,13 @@ class AsyncEngine:
             return uuid4().hex
         return f"{request_id}-{uuid4().hex}" if request_id in self._streams else request_id
 
-    def _note_opened(self) -> None:
-        if self._idle.is_set():
-            self._idle.clear()
-            self._last_progress_s = time.monotonic()
-
     def _die(self, reason: str) -> None:
         if self._death is not None:
             return
         self._death = reason
+        self._stall.stop()
         now_s = time.monotonic()
-        for question in self._questions.values():
-            if not question.done():
-                question.set_exception(EngineDeadError(reason))
+        self._questions.fail(reason)
         self.metrics.fail_all(now_s)
         self._deliver(self._tracker.fail_all(reason, now_s))
         self._dead.set()

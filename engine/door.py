@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from octavo.errors import QueueFullError
 
+REFUSALS = ("queue_full_requests", "queue_full_tokens")
+"""The ``reason_code`` of each cap."""
 RATE_WINDOW_S = 30.0
 """The service rate is that of the starts within this time."""
 DEFAULT_RETRY_S = 1.0
@@ -64,7 +66,7 @@ class Door:
                 raise QueueFullError(
                     f"{self.num_requests} requests wait and {num_requests} more would exceed "
                     f"max_queued_requests ({caps.max_requests}); retry in {retry_s:.0f} s",
-                    reason_code="queue_full_requests",
+                    reason_code=REFUSALS[0],
                     retry_after_s=retry_s,
                 )
         if caps.max_tokens is not None:
@@ -74,7 +76,7 @@ class Door:
                 raise QueueFullError(
                     f"{self.num_tokens} prompt tokens wait and {num_tokens} more would exceed "
                     f"max_queued_tokens ({caps.max_tokens}); retry in {retry_s:.0f} s",
-                    reason_code="queue_full_tokens",
+                    reason_code=REFUSALS[1],
                     retry_after_s=retry_s,
                 )
 

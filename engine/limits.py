@@ -18,11 +18,14 @@ class ServingLimits:
     queue_caps: QueueCaps = NO_CAPS
     request_timeout_s: float | None = None
     """Time of a request that does not set its own; None is no limit."""
+    stall_timeout_s: float = 60.0
+    """An engine that owes answers and has ended no step for this long is not ready."""
 
     def __post_init__(self) -> None:
-        seconds = self.request_timeout_s
-        if seconds is not None and not 0 < seconds < math.inf:
-            raise ConfigError(f"request_timeout is {seconds}; it must be greater than 0")
+        for name in ("request_timeout", "stall_timeout"):
+            seconds = getattr(self, f"{name}_s")
+            if seconds is not None and not 0 < seconds < math.inf:
+                raise ConfigError(f"{name} is {seconds}; it must be seconds greater than 0")
 
 
 NO_LIMITS = ServingLimits()

@@ -6,18 +6,13 @@ buckets are a contract with dashboards: docs/metrics.md lists them.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 import msgspec
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -33,6 +28,9 @@ from octavo.engine.messages import (
     FinishRequest,
     StartedRequest,
 )
+from octavo.engine.metric_families import Families
+from octavo.engine.queue_metrics import QueueMetrics
+from octavo.engine.waits import WaitKind
 from octavo.outputs import FinishReason
 
 # fmt: off
@@ -61,7 +59,8 @@ class EngineMetrics(Collector):
     def __init__(self, model_name: str, info: CoreInfo) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(self)
-        self._labels = {"model_name": model_name, "engine": "0"}
+        self._families = Families({"model_name": model_name, "engine": "0"})
+        self.queue = QueueMetrics(self._families)
         self._info = info
         self._stats = CoreStats(num_blocks=info.num_blocks)
         self._open: dict[int, OpenAnswer] = {}
@@ -102,26 +101,30 @@ class EngineMetrics(Collector):
                 self._cut((message.number,))
             elif isinstance(message, AbortRequests | ExpireRequests):
                 self._cut(message.numbers)
+            if isinstance(message, ExpireRequests):
+                self._note_timeouts(message.numbers)
 
     def fail_all(self, now_s: float) -> None:
         """Note that the core died: every open answer ends with ``error`` and nothing runs."""
         for number in list(self._open):
             self._finish(FinishedRequest(number, "error"), now_s)
         self._stats = msgspec.structs.replace(
-            self._stats, num_running=0, num_waiting=0, num_blocks_used=0
+            self._stats, num_running=0, num_waiting=0, num_waiting_by_reason={}, num_blocks_used=0
         )
 
     def collect(self) -> Iterator[Metric]:
         """Make the series of now."""
         for name, help_text, value in self._gauges():
-            yield self._family(GaugeMetricFamily, name, help_text, [({}, value)])
+            yield self._families.gauge(f"vllm:{name}", help_text, [({}, value)])
+        yield self._waiting_by_reason()
         yield self._cache_config()
         for name, help_text, value in self._counters():
-            yield self._family(CounterMetricFamily, name, help_text, [({}, value)])
+            yield self._families.counter(f"vllm:{name}", help_text, [({}, value)])
         yield self._prompt_tokens_by_source()
         yield self._request_success()
         for name, histogram in self._histograms.items():
             yield self._histogram_family(name, histogram)
+        yield from self.queue.collect(self._stats.num_waiting_by_reason)
 
     def _start(self, started: StartedRequest) -> None:
         answer = self._open.get(started.number)
@@ -133,6 +136,11 @@ class EngineMetrics(Collector):
         for number in numbers:
             if number in self._open:
                 self._open[number].is_cut = True
+
+    def _note_timeouts(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            if number in self._open:
+                self.queue.note_timeout(is_started=self._open[number].scheduled_s is not None)
 
     def _add_tokens(self, numbers: Sequence[int], now_s: float) -> None:
         self._num_generated += len(numbers)
@@ -193,43 +201,37 @@ class EngineMetrics(Collector):
         yield "prompt_tokens_cached", "Those from the cache.", prompt["local_cache_hit"]
         yield "generation_tokens", "Tokens generated.", self._num_generated
 
+    def _waiting_by_reason(self) -> Metric:
+        kinds = self._stats.num_waiting_by_reason
+        num_deferred = sum(kinds.get(kind, 0) for kind in (WaitKind.DEFERRED, WaitKind.RESULT))
+        samples = [
+            ({"reason": "capacity"}, sum(kinds.values()) - num_deferred),
+            ({"reason": "deferred"}, num_deferred),
+        ]
+        help_text = "Waiting answers by whether they wait for room."
+        return self._families.gauge("vllm:num_requests_waiting_by_reason", help_text, samples)
+
     def _cache_config(self) -> Metric:
         labels = {
             "block_size": str(self._info.block_size),
             "num_gpu_blocks": str(self._info.num_blocks),
         }
         help_text = "Settings of the KV pool, as labels."
-        return self._family(GaugeMetricFamily, "cache_config_info", help_text, [(labels, 1)])
+        return self._families.gauge("vllm:cache_config_info", help_text, [(labels, 1)])
 
     def _prompt_tokens_by_source(self) -> Metric:
         samples = [({"source": source}, num) for source, num in self._prompt_tokens.items()]
         help_text = "Prompt tokens by where their K/V came from."
-        return self._family(CounterMetricFamily, "prompt_tokens_by_source", help_text, samples)
+        return self._families.counter("vllm:prompt_tokens_by_source", help_text, samples)
 
     def _request_success(self) -> Metric:
         samples = [({"finished_reason": reason}, num) for reason, num in self._finished.items()]
-        return self._family(CounterMetricFamily, "request_success", "Ended answers.", samples)
-
-    def _family(
-        self,
-        family_type: type[GaugeMetricFamily] | type[CounterMetricFamily],
-        name: str,
-        help_text: str,
-        samples: Sequence[tuple[Mapping[str, str], float]],
-    ) -> Metric:
-        labels = [*self._labels, *samples[0][0]]
-        family = family_type(f"vllm:{name}", help_text, labels=labels)
-        for extra, value in samples:
-            family.add_metric([*self._labels.values(), *extra.values()], value)
-        return family
+        return self._families.counter("vllm:request_success", "Ended answers.", samples)
 
     def _histogram_family(self, name: str, histogram: "Histogram") -> Metric:
-        family = HistogramMetricFamily(
-            f"vllm:{name}", histogram.help_text, labels=list(self._labels)
-        )
-        family.add_metric(
-            list(self._labels.values()), histogram.cumulative_buckets(), histogram.total
-        )
+        labels = self._families.labels
+        family = HistogramMetricFamily(f"vllm:{name}", histogram.help_text, labels=list(labels))
+        family.add_metric(list(labels.values()), histogram.cumulative_buckets(), histogram.total)
         return family
 
 

@@ -68,6 +68,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="end requests that set no timeout of their own after this time [no limit]",
     )
     group.add_argument(
+        "--stall-timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="not ready when no step of open requests has ended for this time [%(default)s]",
+    )
+    group.add_argument(
         "--access-log",
         action=BooleanOptionalAction,
         default=True,
@@ -84,6 +91,7 @@ def run(args: Namespace) -> int:
     limits = ServingLimits(
         queue_caps=QueueCaps(args.max_queued_requests, args.max_queued_tokens),
         request_timeout_s=args.request_timeout,
+        stall_timeout_s=args.stall_timeout,
     )
     listener = bind(args.host, args.port)  # a taken port should not wait for the model
     client = start_core_process(config, resolve_source(config, Environment.read()))

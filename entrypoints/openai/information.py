@@ -11,9 +11,6 @@ from octavo.engine.messages import RequestExplanation
 from octavo.entrypoints.openai.errors import HttpError, error_response
 from octavo.entrypoints.openai.service import Service
 
-STALL_LIMIT_S = 60.0
-"""An engine whose open requests have seen no step for this long is not ready."""
-
 
 class InformationEndpoints:
     """Answers questions about one service."""
@@ -28,17 +25,21 @@ class InformationEndpoints:
 
     async def ready(self) -> Response:
         """Say whether new requests are admitted and open ones make progress: 200 or 503."""
-        stalled_s = self._service.engine.stalled_s
         if self._service.is_draining:
             return error_response(503, "the server is shutting down")
-        if stalled_s > STALL_LIMIT_S:
-            stall = self._service.engine.stall
-            return error_response(503, f"no step has ended for {stalled_s:.0f} s: {stall}")
+        stall = self._service.engine.stall
+        if stall is not None:
+            return error_response(503, stall, reason_code="stalled")
         return await self.health()
 
     async def explain(self, request_id: str) -> Response:
         """Tell the state of a request by the id of its response, while it lives and after."""
-        entries = await self._service.engine.explain(request_id)
+        engine = self._service.engine
+        try:
+            entries = await engine.explain(request_id)
+        except TimeoutError:
+            text = engine.stall or "the engine is in a long step: ask again"
+            raise HttpError(503, text) from None
         if not entries:
             raise HttpError(404, f"request {request_id!r} is not known, or ended long ago")
         body = {"object": "list", "data": [_describe_explanation(entry) for entry in entries]}

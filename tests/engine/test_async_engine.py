@@ -11,8 +11,9 @@ from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.core import EngineCore
 from octavo.engine.door import QueueCaps
 from octavo.engine.limits import NO_LIMITS, ServingLimits
-from octavo.engine.messages import AddRequest, ExplainRequest, FinishRequest
+from octavo.engine.messages import AddRequest, ExplainRequest, Explanation, FinishRequest
 from octavo.engine.metrics import EngineMetrics
+from octavo.engine.questions import Questions
 from octavo.engine.request_factory import RequestDefaults
 from octavo.engine.request_tracker import RequestTracker
 from octavo.engine.tokenizer import Tokenizer
@@ -218,7 +219,7 @@ def test_hundred_streams_all_end():
                 num = sum(len(answer.token_ids) for o in outputs for answer in o.outputs)
                 assert num == wanted.max_tokens * wanted.n
             await engine.wait_until_idle()
-            assert engine.stalled_s == 0.0
+            assert engine.stall is None
 
     asyncio.run(scenario())
 
@@ -264,9 +265,9 @@ def test_a_time_that_is_none_is_refused(timeout_s):
             assert engine.num_open_requests == 0
 
     asyncio.run(scenario())
-    if timeout_s != float("inf"):
-        with pytest.raises(ConfigError, match="request_timeout"):
-            ServingLimits(request_timeout_s=timeout_s)
+    for name in ("request_timeout", "stall_timeout"):
+        with pytest.raises(ConfigError, match=f"{name} is .* greater than 0"):
+            ServingLimits(**{f"{name}_s": timeout_s})
 
 
 def test_the_engines_time_is_for_requests_without_their_own():
@@ -309,11 +310,13 @@ async def running_with(client, limits=NO_LIMITS):
 def test_a_request_that_cannot_be_sent_leaves_nothing_behind():
     async def scenario():
         client = FailingClient(EchoCore(), AddRequest, OverflowError("too large"))
-        async with running_with(client) as engine:
+        async with running_with(client, ServingLimits(stall_timeout_s=0.01)) as engine:
             with pytest.raises(OverflowError):
                 await read(engine, [100], make_params())
             assert engine.num_open_requests == 0
             await engine.wait_until_idle()
+            await asyncio.sleep(0.02)
+            assert engine.stall is None, "the core owes no answer to what it never got"
 
     asyncio.run(scenario())
 
@@ -356,6 +359,9 @@ def test_more_than_may_wait_is_refused_with_a_time_to_retry():
                 await engine.add([100], make_params())
             assert caught.value.reason_code == "queue_full_requests"
             assert caught.value.retry_after_s >= 1
+            labels = 'engine="0",model_name="tiny",reason_code="queue_full_requests"'
+            scraped = generate_latest(engine.metrics.registry).decode()
+            assert f"octavo_requests_refused_total{{{labels}}} 1.0" in scraped
             waiting.close()
             (await engine.add([100], make_params())).close()
 
@@ -386,6 +392,17 @@ def test_an_open_requests_id_can_be_used_again():
             assert len({stream.request_id for stream in streams}) == 3
             for stream in streams:
                 assert [output async for output in stream][-1].finished
+
+    asyncio.run(scenario())
+
+
+def test_a_question_to_a_core_that_stands_still_is_given_up():
+    async def scenario():
+        engine = AsyncEngine(ThreadClient(EchoCore()), None, EngineMetrics("tiny", ECHO_INFO))
+        engine._questions = Questions(timeout_s=0.01)
+        with pytest.raises(TimeoutError):
+            await engine.explain("a")
+        engine._questions.answer(Explanation(0, []))  # too late, and nobody asks any more
 
     asyncio.run(scenario())
 

@@ -5,6 +5,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from octavo.engine.door import REFUSALS
 from octavo.engine.messages import (
     AbortRequests,
     AddRequest,
@@ -17,13 +18,26 @@ from octavo.engine.messages import (
     pack_ids,
 )
 from octavo.engine.metrics import EngineMetrics
+from octavo.engine.waits import WaitKind
 from octavo.executor.step import RowSampling
 from tests.echo_core import ECHO_INFO
 
-GAUGES = {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"}
+GAUGES = {
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "octavo_stall_seconds",
+    'num_requests_waiting_by_reason{reason="capacity"}',
+    'num_requests_waiting_by_reason{reason="deferred"}',
+    *(f'octavo_num_requests_waiting_by_reason{{reason="{kind}"}}' for kind in WaitKind),
+}
 COUNTERS = {
     "generation_tokens_total",
     "num_preemptions_total",
+    'octavo_request_timeouts_total{state="running"}',
+    'octavo_request_timeouts_total{state="waiting"}',
+    'octavo_requests_refused_total{reason_code="queue_full_requests"}',
+    'octavo_requests_refused_total{reason_code="queue_full_tokens"}',
     "prefix_cache_hits_total",
     "prefix_cache_queries_total",
     "prompt_tokens_cached_total",
@@ -106,7 +120,8 @@ def test_every_series_takes_two_values(metrics):
             now_s=102.0,
             started=[StartedRequest(1, 101.0, 0), StartedRequest(2, 101.0, 4)],
             num_running=2,
-            num_waiting=1,
+            num_waiting=6,
+            num_waiting_by_reason=dict.fromkeys(WaitKind, 1),
             num_blocks_used=512,
             num_tokens_scheduled=16,
             num_retractions=1,
@@ -114,7 +129,12 @@ def test_every_series_takes_two_values(metrics):
             prefix_hits=4,
         )
     )
+    metrics.queue.measure_stall = lambda: 61.0
     during = scrape(metrics)
+    metrics.queue.measure_stall = lambda: 0.0
+    for reason_code in REFUSALS:
+        metrics.queue.note_refusal(reason_code)
+    metrics.note_ends([ExpireRequests((2, 3), "time is up")])
     ended = [
         FinishedRequest(1, "stop", num_retractions=1),
         FinishedRequest(2, "length"),
@@ -139,7 +159,7 @@ def test_nothing_that_counts_falls_when_the_core_dies(metrics):
     before = scrape(metrics)
     metrics.fail_all(102.0)
     after = scrape(metrics)
-    counting = {name for name in before if name.split("{")[0] not in GAUGES}
+    counting = set(before) - GAUGES
     assert before["prefix_cache_hits_total"] == 4
     assert {name for name in counting if after[name] < before[name]} == set()
     assert {after[name] for name in GAUGES} == {0}
@@ -165,7 +185,7 @@ def test_scrape_has_no_series_that_is_not_listed(metrics):
     metrics.add([make_request(1)])
     names = {name.split("{")[0] for name in scrape(metrics)}
     histograms = {f"{n}_{part}" for n in HISTOGRAMS for part in ("bucket", "count", "sum")}
-    listed = GAUGES | {name.split("{")[0] for name in COUNTERS} | histograms
+    listed = {name.split("{")[0] for name in GAUGES | COUNTERS} | histograms
     assert names == listed | {"cache_config_info"}
 
 
@@ -214,6 +234,27 @@ def test_settings_of_the_pool_are_labels():
         metrics = EngineMetrics("tiny", msgspec.structs.replace(ECHO_INFO, block_size=block_size))
         labels = f'{{block_size="{block_size}",num_gpu_blocks="1024"}}'
         assert scrape(metrics)[f"cache_config_info{labels}"] == 1
+
+
+def test_waiting_answers_are_counted_by_what_they_wait_for(metrics):
+    waiting = {"deferred": 2, "result": 1, "blocks": 5, "turn": 3}
+    metrics.update(make_outputs(now_s=1.0, num_waiting=11, num_waiting_by_reason=waiting))
+    samples = scrape(metrics)
+    for kind in WaitKind:
+        sample = samples[f'octavo_num_requests_waiting_by_reason{{reason="{kind}"}}']
+        assert sample == waiting.get(kind, 0)
+    assert samples['num_requests_waiting_by_reason{reason="capacity"}'] == 8
+    assert samples['num_requests_waiting_by_reason{reason="deferred"}'] == 3
+
+
+def test_timeouts_are_counted_once_by_what_the_answer_did(metrics):
+    metrics.add([make_request(number) for number in range(3)])
+    metrics.update(make_outputs(now_s=1.0, started=[StartedRequest(0, 0.5, 0)]))
+    metrics.note_ends([ExpireRequests((0, 1, 7), "")])
+    metrics.update(make_outputs(now_s=2.0, finished=[FinishedRequest(0, "error")]))
+    samples = scrape(metrics)
+    assert samples['octavo_request_timeouts_total{state="running"}'] == 1
+    assert samples['octavo_request_timeouts_total{state="waiting"}'] == 1
 
 
 def test_two_engines_share_nothing(metrics):

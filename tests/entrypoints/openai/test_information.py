@@ -1,7 +1,11 @@
 """The GET routes, and the OpenAPI document."""
 
 import octavo
+from octavo.engine.limits import ServingLimits
+from octavo.engine.questions import Questions
 from tests.live_server import running_server
+
+COMPLETION = {"prompt": [5, 6, 7], "max_tokens": 4}
 
 
 def test_health_has_no_body_while_the_engine_lives(server):
@@ -20,10 +24,29 @@ def test_dead_engine_is_reported(caplog):
     assert refused.json["error"]["type"] == "ServiceUnavailableError"
 
 
-def test_stalled_engine_lives_but_is_not_ready(server, monkeypatch):
-    monkeypatch.setattr(type(server.service.engine), "stalled_s", 61.0)
-    assert server.get("/health").status == 200
-    assert "61 s" in server.get("/ready").json["error"]["message"]
+def test_engine_that_stands_still_lives_but_is_not_ready(gated, caplog):
+    core, device = gated
+    with running_server(core, limits=ServingLimits(stall_timeout_s=0.1)) as server:
+        assert server.post("/v1/completions", COMPLETION).status == 200
+        device.close()
+        collect = server.start_posts("/v1/completions", *[COMPLETION | {"request_id": "a"}] * 2)
+        server.wait_until(lambda: server.get("/ready").status == 503)
+        error = server.get("/ready").json["error"]
+        server.service.engine._questions = Questions(timeout_s=0.01)
+        explained = server.get("/v1/requests/cmpl-a")
+        assert server.get("/health").status == 200
+        assert server.metric("octavo_stall_seconds") > 0.1
+        device.open()
+        assert [reply.status for reply in collect()] == [200, 200]
+        assert server.get("/ready").status == 200
+        assert server.metric("octavo_stall_seconds") == 0
+    assert error["reason_code"] == "stalled"
+    assert "the oldest request, cmpl-a (number 1), waits" in error["message"]
+    assert explained.status == 503
+    assert "cmpl-a" in explained.json["error"]["message"]
+    levels = [record.levelname for record in caplog.records if record.name == "octavo.engine.stall"]
+    assert levels == ["ERROR", "WARNING"]
+    assert "cmpl-a (number 1)" in caplog.text
 
 
 def test_version(server):
