@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from octavo.attention.backend import AttentionBackend
+from octavo.executor.compile_ahead import compiling_ahead
 from octavo.executor.device_logprobs import LogprobReadback, PromptLogprobReadback
 from octavo.executor.device_rows import DeviceRows
 from octavo.executor.graphs import EAGER_SIZES, DecodeGraphs, EditScratch
@@ -89,8 +90,23 @@ class DeviceRunner:
             edited=self._edited,
         )
 
+    def compile(self) -> None:
+        """Compile the kernels of steps of all kinds side by side; nothing is computed."""
+        shapes = []
+        for num_rows in (1, self.info.num_rows):  # plans differ for few rows and many
+            shapes += [StepShape.decode(num_rows), StepShape.prefill(num_rows, 2 * num_rows)]
+        with torch.inference_mode(), torch.cuda.stream(self._stream), compiling_ahead():
+            for shape in shapes:
+                batch = self._create_batch(shape.num_rows, shape.num_tokens)
+                batch.input_ids.zero_()  # what torch reads must be an index
+                batch.sampled_tokens.zero_()
+                program = StepProgram(self._state, shape, batch)
+                program.forward()
+                program.sample(None)
+                program.sample(self._edited.take())
+
     def warm_up(self) -> None:
-        """Compile the kernels of decode steps and capture the sizes of a few users."""
+        """Capture decode steps of the sizes of a few users."""
         if self._options.enforce_eager:
             return
         sizes = [size for size in self._options.graph_sizes if size in EAGER_SIZES]
@@ -107,7 +123,7 @@ class DeviceRunner:
     def profile(self, *, num_tokens: int) -> None:
         """Run the largest step without writing anything, for its memory."""
         num_rows = self.info.num_rows
-        shape = StepShape(num_rows, num_tokens, num_rows, max_row_tokens=1, num_ranges=0)
+        shape = StepShape.prefill(num_rows, num_tokens)
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             self._upload_padding(num_rows)
             batch = self._create_batch(num_rows, num_tokens)

@@ -37,6 +37,11 @@ class StepShape:
         """Return the shape in which every row computes and samples one token."""
         return cls(num_rows, num_rows, num_rows, 1, num_rows)
 
+    @classmethod
+    def prefill(cls, num_rows: int, num_tokens: int) -> "StepShape":
+        """Return a shape in which rows compute several tokens and sample one."""
+        return cls(num_rows, num_tokens, num_rows, -(-num_tokens // num_rows), num_ranges=0)
+
     @property
     def is_decode(self) -> bool:
         """True when the hidden states are in the order of the sampled rows."""

@@ -7,6 +7,9 @@ that spin while they wait make a step many times slower.
 
 import logging
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,8 +50,9 @@ def create_runner(config: EngineConfig, source: ModelSource) -> ModelRunner | De
     model_config = load_config(source)
     max_model_len = _resolve_max_model_len(config, model_config)
     dtype = resolve_dtype(config.dtype, model_config, device)
-    model = load_model(source, model_config, dtype=dtype, device=device)
-    model.pack()
+    with _logged("loaded the weights"):
+        model = load_model(source, model_config, dtype=dtype, device=device)
+        model.pack()
     spec = model.kv_cache_spec(config.block_size)
     demand = PoolDemand(
         max_num_seqs=config.max_num_seqs or DEVICE_DEFAULTS[device.type]["max_num_seqs"],
@@ -120,8 +124,11 @@ def _create_device_runner(
         backend = parts.create_backend(NUM_PROFILED_BLOCKS)
         profiled = DeviceRunner(parts.model, backend, parts.info, device=device, options=options)
         assert config.max_num_batched_tokens is not None, "the settings are not resolved"
+        with _logged("compiled the kernels"):
+            profiled.compile()
         torch.cuda.reset_peak_memory_stats(device)
-        profiled.profile(num_tokens=config.max_num_batched_tokens)
+        with _logged("measured the largest step"):
+            profiled.profile(num_tokens=config.max_num_batched_tokens)
     except torch.cuda.OutOfMemoryError as error:
         raise ConfigError(
             f"the weights take {weights / GIB:.2f} GiB and the largest step does not fit beside "
@@ -143,7 +150,8 @@ def _create_device_runner(
         backend = parts.create_backend(num_blocks)
         info = parts.sized(num_blocks)
         runner = DeviceRunner(parts.model, backend, info, device=device, options=options)
-        runner.warm_up()
+        with _logged("captured the graphs of a few users"):
+            runner.warm_up()
     except torch.cuda.OutOfMemoryError as error:
         raise refuse_pool(config, num_blocks, demand.block_bytes) from error
     return runner
@@ -192,6 +200,14 @@ def _read_available_memory() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     lines = dict(line.split(":") for line in table.read_text().splitlines())
     return int(lines["MemAvailable"].split()[0]) * 1024
+
+
+@contextmanager
+def _logged(work: str) -> Iterator[None]:
+    """Say in the log how long a part of the start took."""
+    started_s = time.perf_counter()
+    yield
+    logger.info("%s in %.1f s", work, time.perf_counter() - started_s)
 
 
 def _resolve_device(config: EngineConfig) -> torch.device:

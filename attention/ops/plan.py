@@ -101,7 +101,7 @@ def plan_decode(
         TILE=workspace.tile_tokens,
         MERGED_PER_TILE=MERGED_PER_TILE,
         WINDOW=layer.sliding_window or 0,
-        ROWS_PAD=_pad_rows(num_rows),
+        ROWS_PAD=pad_rows(num_rows),
         PROGRAMS=LOOKED_UP,
         num_warps=8,
     )
@@ -140,14 +140,14 @@ def plan_prefill(
         num_rows,
         max_num_tiles,
         TILE_TOKENS=tile_tokens,
-        ROWS_PAD=_pad_rows(num_rows),
+        ROWS_PAD=pad_rows(num_rows),
         TILES=LOOKED_UP,
         num_warps=8,
     )
     return PrefillPlan(inputs, tiles, block_m)
 
 
-def _pad_rows(num_rows: int) -> int:
+def pad_rows(num_rows: int) -> int:
     """Round the number of rows so that few variants of a plan kernel are compiled."""
     return 128 if num_rows <= 128 else max(1024, triton.next_power_of_2(num_rows))
 

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.attention.backend import AttentionInputs
+from octavo.attention.ops.plan import pad_rows
 
 TILE = 1024
 MAX_SPLITS = 8
@@ -104,13 +105,13 @@ def prepare_inputs(
         block_tables.stride(0),
         attention.block_tables.stride(0),
         BLOCK_SIZE=block_size,
-        ROWS_PAD=triton.next_power_of_2(num_rows),
+        ROWS_PAD=pad_rows(num_rows),
         TILE=TILE,
         num_warps=4,
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_batch_tokens"])
 def _prepare_kernel(
     columns_ptr,  # (4, num_rows)
     row_token_ids_ptr,

@@ -22,7 +22,7 @@ def write_rows(target: Tensor, ranges: Tensor, values: Tensor) -> None:
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_target"])
 def _write_kernel(target_ptr, ranges_ptr, values_ptr, stride_target, TILE: tl.constexpr):
     range_ptr = ranges_ptr + tl.program_id(0) * 4
     row = tl.load(range_ptr).to(tl.int64)
