@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -32,8 +33,13 @@ class OpenRequest:
         self._answers = answers
         self._num_unfinished = len(answers)
         self._prompt_text = submission.prompt.text
-        self._prompt_token_ids: list[int] = submission.prompt.token_ids.tolist()
+        self._prompt_ids = submission.prompt.token_ids
         self._num_cached_tokens = 0
+
+    @cached_property
+    def _prompt_token_ids(self) -> list[int]:
+        token_ids: list[int] = self._prompt_ids.tolist()  # not before an output shows them
+        return token_ids
 
     @property
     def unfinished_answers(self) -> list["Answer"]:
