@@ -1,21 +1,19 @@
 """API process: many concurrent requests over one core, for asyncio.
 
-Everything here runs on the event loop, except one thread that waits for the core and a small pool
-that encodes long prompts. What a request produced since its last read is read as one output.
+Everything here runs on the event loop, except a small pool that encodes long prompts. What a
+request produced since its last read is read as one output.
 """
 
 import asyncio
 import logging
 import math
-import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 from uuid import uuid4
 
-from octavo.engine.core_client import CoreClient
+from octavo.engine.core_client import ListeningCoreClient
 from octavo.engine.door import Door
 from octavo.engine.limits import NO_LIMITS, ServingLimits
 from octavo.engine.messages import (
@@ -55,7 +53,7 @@ class AsyncEngine:
 
     def __init__(
         self,
-        client: CoreClient,
+        client: ListeningCoreClient,
         tracker: RequestTracker,
         metrics: EngineMetrics,
         limits: ServingLimits = NO_LIMITS,
@@ -68,15 +66,12 @@ class AsyncEngine:
         self._tracker = tracker
         self._streams: dict[str, RequestStream] = {}
         self._pool = ThreadPoolExecutor(NUM_POOL_THREADS, thread_name_prefix="encode")
-        self._receiver = threading.Thread(target=self._receive, name="receive from core")
         self._dead = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._death: str | None = None
         self._stall = StallDetector(limits.stall_timeout_s)
         metrics.queue.measure_stall = lambda: self._stall.stalled_s
-        self._received: deque[CoreOutputs] = deque()
-        self._is_scheduled = False
         self._loop: asyncio.AbstractEventLoop
         self._watch: asyncio.Task[None]
 
@@ -103,7 +98,7 @@ class AsyncEngine:
     def start(self) -> None:
         """Begin to listen to the core, on the running event loop."""
         self._loop = asyncio.get_running_loop()
-        self._receiver.start()
+        self._client.listen(self._update, self._die)
         self._watch = asyncio.create_task(self._watch_steps())
 
     async def generate(
@@ -214,14 +209,14 @@ class AsyncEngine:
         return self._death
 
     async def shutdown(self) -> None:
-        """Abort what is open, stop the core and the threads."""
+        """Abort what is open; stop the core and the pool."""
         self.abort_all()
         self._watch.cancel()
         self._stall.stop()
         self._death = self._death or "the engine is shut down"
         self._pool.shutdown(wait=False)
+        self._client.hang_up()
         await asyncio.to_thread(self._client.shutdown)
-        await asyncio.to_thread(self._receiver.join)
 
     def _expire(self, request_id: str, timeout_s: float) -> None:
         """End a request whose time is up; its client hears of it whatever the core is doing."""
@@ -256,35 +251,15 @@ class AsyncEngine:
     def _send(self, messages: Sequence[CoreMessage]) -> None:
         """Send; a death that is noticed here ends the open streams like any other."""
         self.metrics.note_ends(messages)
+        if self._death is not None:
+            return  # nobody hears it
         try:
             self._client.send(messages)
         except EngineDeadError as death:
             self._die(str(death))
 
-    def _receive(self) -> None:
-        """Hand every message of the core to the event loop; the thread ends with the core."""
-        while True:
-            try:
-                outputs = self._client.receive()
-            except EngineDeadError as death:
-                self._loop.call_soon_threadsafe(self._die, str(death))
-                return
-            except Exception as error:  # the thread's border: unreported, every stream would hang
-                logger.exception("a message of the engine core cannot be read")
-                self._loop.call_soon_threadsafe(self._die, f"unreadable message: {error!r}")
-                return
-            self._received.append(outputs)
-            if not self._is_scheduled:
-                self._is_scheduled = True
-                self._loop.call_soon_threadsafe(self._update_all)
-
-    def _update_all(self) -> None:
-        """Apply the messages that are here now; readers get their turn before later ones."""
-        self._is_scheduled = False  # before looking: what comes from now on schedules itself
-        for _ in range(len(self._received)):
-            self._update(self._received.popleft())
-
     def _update(self, outputs: CoreOutputs) -> None:
+        """Apply what a step produced; readers get their turn after what else has come with it."""
         if self._death is not None:
             return
         self._note(outputs)

@@ -1,7 +1,7 @@
 """API process: how the front end talks to an engine core, in this process or in another one."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from octavo.engine.core import EngineCore
@@ -32,6 +32,20 @@ class CoreClient(Protocol):
 
     def shutdown(self) -> None:
         """Stop the core and free what it holds."""
+
+
+class ListeningCoreClient(CoreClient, Protocol):
+    """A client that an event loop can wait for."""
+
+    def listen(
+        self, on_outputs: Callable[[CoreOutputs], None], on_death: Callable[[str], None]
+    ) -> None:
+        """Call back on the running event loop, instead of ``receive``: with the outputs of each
+        step in order, and at the core's death, once and last, with the reason.
+        """
+
+    def hang_up(self) -> None:
+        """Call back no more, and begin what ``shutdown`` waits for; on the event loop."""
 
 
 class InProcessClient:

@@ -1,4 +1,4 @@
-"""Engine-core process: its main loop, its two sockets, and its watch over the API process.
+"""Engine-core process: its main loop, its socket, and its watch over the API process.
 
 The core plans and computes; this file moves messages. It blocks while there is nothing to do.
 """
@@ -6,32 +6,24 @@ The core plans and computes; this file moves messages. It blocks while there is 
 import logging
 import multiprocessing
 import os
-import shutil
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager, suppress
 from multiprocessing.connection import wait
 from typing import Protocol
 
 import msgspec
-import zmq
 
-from octavo.engine.messages import (
-    CoreDied,
-    CoreInfo,
-    CoreMessage,
-    CoreOutputs,
-    CoreReply,
-    Shutdown,
-)
+from octavo.engine.channel import Channel
+from octavo.engine.messages import CoreDied, CoreInfo, CoreMessage, CoreOutputs, CoreReply
 from octavo.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-DELIVERY_TIMEOUT_MS = 1_000
-"""How long the last reply of a core may take to leave the process."""
+DELIVERY_TIMEOUT_S = 1.0
+"""How long the last replies of a core may take to leave the process."""
 
 
 class Core(Protocol):
@@ -55,52 +47,26 @@ class Core(Protocol):
         """Free the device."""
 
 
-@dataclass(frozen=True, slots=True)
-class CoreAddresses:
-    """Where the two processes meet: ipc endpoints in a folder that only this user may enter.
-
-    The receiver binds and the sender connects: a socket that connects has a queue whether or not
-    its peer is there, so a sender never blocks.
-    """
-
-    folder: str
-
-    @property
-    def to_core(self) -> str:
-        """Bound by the core."""
-        return f"ipc://{self.folder}/to"
-
-    @property
-    def from_core(self) -> str:
-        """Bound by the API process."""
-        return f"ipc://{self.folder}/from"
-
-
-def run_core_process(create_core: Callable[[], Core], addresses: CoreAddresses) -> None:
-    """Be the engine-core process until told to stop; the process exits with 1 if the core died.
+def run_core_process(create_core: Callable[[], Core], end: socket.socket) -> None:
+    """Be the engine-core process until the API process hangs up; exits with 1 if the core died.
 
     Ctrl-C and a service manager's SIGTERM reach every process of the group. The API process
-    decides what they mean (a drain, an end) and sends ``Shutdown``, so they are ignored here.
+    decides what they mean (a drain, an end), so they are ignored here.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(
-        target=_exit_with_parent, args=(addresses.folder,), name="parent watch", daemon=True
-    ).start()
-    with closing(CoreChannel(addresses)) as channel, ExitStack() as owned, death_reported(channel):
+    threading.Thread(target=_exit_with_parent, name="parent watch", daemon=True).start()
+    with closing(CoreChannel(end)) as channel, ExitStack() as owned, death_reported(channel):
         core = create_core()
         owned.callback(core.shutdown)  # after the report: it may fail or hang on a broken device
         serve_core(core, channel)
 
 
 def serve_core(core: Core, channel: "CoreChannel") -> None:
-    """Announce the core and answer messages until ``Shutdown``."""
+    """Announce the core and answer messages until the API process hangs up."""
     channel.send(core.info)
-    while True:
-        messages = channel.receive(block=not core.has_work)
-        if any(isinstance(message, Shutdown) for message in messages):
-            return
-        core.apply([message for message in messages if not isinstance(message, Shutdown)])
+    while (messages := channel.receive(block=not core.has_work)) is not None:
+        core.apply(messages)
         outputs = core.step()
         if outputs is not None:
             channel.send(outputs)
@@ -121,44 +87,40 @@ def death_reported(channel: "CoreChannel") -> Iterator[None]:
 
 
 class CoreChannel:
-    """The core's end of the sockets; typed msgpack in both directions."""
+    """The core's end of the socket; typed msgpack in both directions."""
 
-    def __init__(self, addresses: CoreAddresses) -> None:
-        self._context = zmq.Context()
-        self._inbox = self._context.socket(zmq.PULL)
-        self._outbox = self._context.socket(zmq.PUSH)
-        self._outbox.set_hwm(0)
-        self._inbox.bind(addresses.to_core)
-        self._outbox.connect(addresses.from_core)
+    def __init__(self, end: socket.socket) -> None:
+        self._channel = Channel(end)
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(list[CoreMessage | Shutdown])
+        self._decoder = msgspec.msgpack.Decoder(list[CoreMessage])
 
-    def receive(self, *, block: bool) -> list[CoreMessage | Shutdown]:
-        """Return every message that has arrived, in order; ``block`` waits for the first."""
-        messages: list[CoreMessage | Shutdown] = []
-        flags = 0 if block else zmq.NOBLOCK
-        while True:
-            try:
-                messages += self._decoder.decode(self._inbox.recv(flags))
-            except zmq.Again:
-                return messages
-            flags = zmq.NOBLOCK
+    def receive(self, *, block: bool) -> list[CoreMessage] | None:
+        """Return the messages that have arrived, in order; ``block`` waits for the first.
+
+        None says that the API process has hung up.
+        """
+        try:
+            packed = self._channel.receive()
+            while block and not packed:
+                self._channel.wait()
+                packed = self._channel.receive()
+        except EOFError:
+            return None
+        return [message for part in packed for message in self._decoder.decode(part)]
 
     def send(self, reply: CoreReply) -> None:
-        """Queue a reply."""
-        self._outbox.send(self._encoder.encode(reply))
+        """Send a reply, or keep it until the API process has read others."""
+        with suppress(EOFError):  # nobody hears it; the next ``receive`` says so
+            self._channel.send(self._encoder.encode(reply))
 
     def close(self) -> None:
-        """Deliver what is queued and close."""
-        self._inbox.close(linger=0)
-        self._outbox.close(linger=DELIVERY_TIMEOUT_MS)
-        self._context.term()
+        """Deliver what was kept and close."""
+        self._channel.close(delivery_timeout_s=DELIVERY_TIMEOUT_S)
 
 
-def _exit_with_parent(folder: str) -> None:
+def _exit_with_parent() -> None:
     """End this process when the one that started it is gone, whatever the main loop is doing."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "not a child process"
     wait([parent.sentinel])
-    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)

@@ -1,63 +1,50 @@
-"""API process: the client of a core in a process of its own, over two ipc sockets."""
+"""API process: the client of a core in a process of its own, over one socket that has no name."""
 
+import asyncio
 import multiprocessing
-import shutil
-import tempfile
-import threading
+import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
-import zmq
 
-from octavo.engine.core_process import Core, CoreAddresses, run_core_process
-from octavo.engine.messages import (
-    CoreDied,
-    CoreInfo,
-    CoreMessage,
-    CoreOutputs,
-    CoreReply,
-    Shutdown,
-)
+from octavo.engine.channel import Channel
+from octavo.engine.core_process import Core, run_core_process
+from octavo.engine.messages import CoreDied, CoreInfo, CoreMessage, CoreOutputs, CoreReply
 from octavo.errors import ConfigError, EngineDeadError
 
 SHUTDOWN_TIMEOUT_S = 5.0
 """How long a core may take to free its device before it is killed."""
 EXIT_STATUS_TIMEOUT_S = 1.0
 """How long the kernel may take to tell the exit status of a process whose end was seen."""
-LAST_REPLY_TIMEOUT_MS = 100
-"""How long zmq's I/O thread may take to hand over what a process sent before its end was seen."""
 
 
 class IpcClient:
     """Starts an engine-core process and talks to it.
 
-    Owns the process, the sockets and their folder. ``send`` and ``receive`` may be called from two
-    threads. The process is spawned, so ``create_core`` must be importable there.
+    Owns the process and this end of the socket between the two. Replies come through ``receive``
+    or, from ``listen`` on, through call-backs; then everything but ``shutdown`` belongs on that
+    event loop. The process is spawned, so ``create_core`` must be importable there.
     """
 
     info: CoreInfo
 
     def __init__(self, create_core: Callable[[], Core]) -> None:
-        addresses = CoreAddresses(tempfile.mkdtemp(prefix="octavo-"))
-        self._folder = addresses.folder
-        self._context = zmq.Context()
-        self._outbox = self._context.socket(zmq.PUSH)
-        self._inbox = self._context.socket(zmq.PULL)
-        self._outbox.set_hwm(0)
-        self._outbox.connect(addresses.to_core)
-        self._inbox.bind(addresses.from_core)
-        self._is_ready = False
-        self._send_lock, self._receive_lock = threading.Lock(), threading.Lock()
+        ours, theirs = socket.socketpair()
+        self._channel = Channel(ours)
+        self._replies: deque[CoreReply] = deque()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(CoreReply)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_outputs: Callable[[CoreOutputs], None]
+        self._on_death: Callable[[str], None]
+        self._is_ready = False
         self._process = multiprocessing.get_context("spawn").Process(
-            target=run_core_process, args=(create_core, addresses), name="octavo-core"
+            target=run_core_process, args=(create_core, theirs), name="octavo-core"
         )
-        self._process.start()
-        self._poller = zmq.Poller()
-        self._poller.register(self._inbox, zmq.POLLIN)
-        self._poller.register(self._process.sentinel, zmq.POLLIN)
+        with theirs:  # only the core may hold this end: it closes with the core
+            self._process.start()
 
     @property
     def pid(self) -> int | None:
@@ -71,21 +58,23 @@ class IpcClient:
             ConfigError: a setting or the model cannot be used.
             EngineDeadError: the process ended.
         """
-        reply = self._receive_reply()
+        reply = _check(self._wait_for_reply())
         assert isinstance(reply, CoreInfo), f"the first reply of a core is {reply}"
         self.info = reply
         self._is_ready = True
 
-    def send(self, messages: Sequence[CoreMessage | Shutdown]) -> None:
+    def send(self, messages: Sequence[CoreMessage]) -> None:
         """Hand over messages; returns at once.
 
         Raises:
-            EngineDeadError: the core has died.
+            EngineDeadError: the core has died or was shut down.
         """
-        with self._send_lock:
-            if self._outbox.closed or not self._process.is_alive():
-                raise EngineDeadError(self._describe_death())
-            self._outbox.send(self._encoder.encode(messages))
+        try:
+            self._channel.send(self._encoder.encode(messages))
+        except EOFError:
+            raise EngineDeadError(self._describe_death()) from None
+        if self._loop is not None and self._channel.has_unsent:
+            self._loop.add_writer(self._channel, self._flush)
 
     def receive(self) -> CoreOutputs:
         """Return what the next step produced; blocks while the core has nothing to report.
@@ -93,25 +82,39 @@ class IpcClient:
         Raises:
             EngineDeadError: the core has died or was shut down.
         """
-        reply = self._receive_reply()
-        assert isinstance(reply, CoreOutputs), f"expected the outputs of a step, got {reply}"
-        return reply
+        return _check_outputs(self._wait_for_reply())
+
+    def listen(
+        self, on_outputs: Callable[[CoreOutputs], None], on_death: Callable[[str], None]
+    ) -> None:
+        """Call back on the running event loop from now on: with every message, then with the end.
+
+        ``on_outputs`` must not raise.
+        """
+        self._on_outputs, self._on_death = on_outputs, on_death
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._channel, self._read)
+
+    def hang_up(self) -> None:
+        """End the conversation: no call-back comes any more, and the core ends.
+
+        Belongs on the event loop that listens, if one does.
+        """
+        if self._loop is not None:
+            self._loop.remove_reader(self._channel)
+            self._loop.remove_writer(self._channel)
+            self._loop = None
+        self._channel.close()
 
     def shutdown(self) -> None:
-        """Stop the process, by force if it does not answer, and remove the sockets.
+        """Hang up unless that has been done, and wait for the process; end it by force if need be.
 
-        May be called again, and from another thread than the one in ``receive``.
+        May be called again, and then from any thread.
         """
-        if self._is_ready and self._process.is_alive():
-            with suppress(EngineDeadError):  # it died just now
-                self.send([Shutdown()])
+        self.hang_up()
+        if self._is_ready:
             self._process.join(SHUTDOWN_TIMEOUT_S)
         self.kill()
-        with self._send_lock, self._receive_lock:  # a blocked ``receive`` has seen the death
-            self._outbox.close(linger=0)
-            self._inbox.close(linger=0)
-            self._context.term()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def kill(self) -> None:
         """End the process at once."""
@@ -119,23 +122,51 @@ class IpcClient:
             self._process.kill()
         self._process.join()
 
-    def _receive_reply(self) -> CoreInfo | CoreOutputs:
-        with self._receive_lock:
-            if self._inbox.closed:
-                raise EngineDeadError(self._describe_death())
-            # What the core sent before it died is read first.
-            is_here = self._inbox in dict(self._poller.poll())
-            if not is_here and not self._inbox.poll(LAST_REPLY_TIMEOUT_MS):
-                raise EngineDeadError(self._describe_death())
-            reply = self._decoder.decode(self._inbox.recv())
-        if isinstance(reply, CoreDied):
-            raise (
-                ConfigError(reply.message)
-                if reply.is_config_error
-                else EngineDeadError(reply.message)
-            )
-        return reply
+    def _wait_for_reply(self) -> CoreReply:
+        while not self._replies:
+            self._replies += self._take_replies()
+            if not self._replies:
+                self._channel.wait()
+        return self._replies.popleft()
+
+    def _read(self) -> None:
+        try:
+            for reply in self._take_replies():
+                self._on_outputs(_check_outputs(reply))
+        except EngineDeadError as death:
+            self.hang_up()
+            self._on_death(str(death))
+
+    def _flush(self) -> None:
+        assert self._loop is not None, "nobody listens"
+        with suppress(EOFError):  # the reader is told the same
+            self._channel.flush()
+            if self._channel.has_unsent:
+                return
+        self._loop.remove_writer(self._channel)
+
+    def _take_replies(self) -> list[CoreReply]:
+        """Return what has come, without waiting."""
+        try:
+            return [self._decoder.decode(packed) for packed in self._channel.receive()]
+        except EOFError:
+            raise EngineDeadError(self._describe_death()) from None
+        except msgspec.DecodeError as error:
+            raise EngineDeadError(f"a message of the core cannot be read: {error}") from error
 
     def _describe_death(self) -> str:
         self._process.join(EXIT_STATUS_TIMEOUT_S)
         return f"the engine core process ended with status {self._process.exitcode}"
+
+
+def _check(reply: CoreReply) -> CoreInfo | CoreOutputs:
+    if isinstance(reply, CoreDied):
+        error_type = ConfigError if reply.is_config_error else EngineDeadError
+        raise error_type(reply.message)
+    return reply
+
+
+def _check_outputs(reply: CoreReply) -> CoreOutputs:
+    reply = _check(reply)
+    assert isinstance(reply, CoreOutputs), f"expected the outputs of a step, got {reply}"
+    return reply

@@ -83,10 +83,6 @@ CoreMessage = (
 )
 
 
-class Shutdown(msgspec.Struct, frozen=True, tag=True):
-    """Leave the main loop, free the device and end the process; only an ipc client sends it."""
-
-
 class CoreInfo(msgspec.Struct, frozen=True, tag=True):
     """Sent once when the core is ready."""
 

@@ -3,8 +3,10 @@
 Stands in for the engine where processes, streams and HTTP are tested or measured.
 """
 
+import asyncio
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 import numpy as np
@@ -129,6 +131,7 @@ class ThreadClient:
         self.core = core
         self._inbox: SimpleQueue[Sequence[CoreMessage] | None] = SimpleQueue()
         self._is_dead = False
+        self._thread: threading.Thread | None = None
 
     def send(self, messages: Sequence[CoreMessage]) -> None:
         if self._is_dead:
@@ -153,9 +156,29 @@ class ThreadClient:
             if outputs is not None:
                 return outputs
 
-    def shutdown(self) -> None:
+    def listen(
+        self, on_outputs: Callable[[CoreOutputs], None], on_death: Callable[[str], None]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+
+        def report() -> None:
+            try:
+                while True:
+                    loop.call_soon_threadsafe(on_outputs, self.receive())
+            except EngineDeadError as death:
+                loop.call_soon_threadsafe(on_death, str(death))
+
+        self._thread = threading.Thread(target=report)
+        self._thread.start()
+
+    def hang_up(self) -> None:
         self._is_dead = True
         self._inbox.put(None)
+
+    def shutdown(self) -> None:
+        self.hang_up()
+        if self._thread is not None:
+            self._thread.join()
 
     def _apply(self, messages: Sequence[CoreMessage]) -> None:
         try:

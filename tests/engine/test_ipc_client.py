@@ -1,17 +1,21 @@
-"""The client and the main loop of a core in another process: real sockets, a core that echoes."""
+"""The client and the main loop of a core in another process: a real socket, a core that echoes."""
 
+import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 
 import psutil
 import pytest
-import zmq
+import uvloop
 
+from octavo.engine.channel import Channel
 from octavo.engine.ipc_client import IpcClient
 from octavo.engine.messages import AbortRequests, AddRequest, pack_ids, unpack_ids
 from octavo.errors import ConfigError, EngineDeadError
@@ -20,6 +24,7 @@ from tests.echo_core import ECHO_INFO, EchoCore
 
 ROOT = Path(__file__).parents[2]
 NEVER = 10**9
+TIMEOUT_S = 20
 PARENT = """
 import signal, sys
 sys.path.insert(0, sys.argv[1])
@@ -41,21 +46,6 @@ class BrokenDeviceCore(EchoCore):
 
     def shutdown(self):
         raise OSError("the device is gone")
-
-
-class EndFirstPoller(zmq.Poller):
-    """Sees the end of a process before its last message, which may overtake it."""
-
-    def poll(self, timeout=None):
-        ends = [end for end, _ in self.sockets if isinstance(end, int)]
-        return [(end, zmq.POLLIN) for end in wait(ends)]
-
-
-class LateSocket(zmq.Socket):
-    """Has nothing for those who do not wait."""
-
-    def poll(self, timeout=None, flags=zmq.POLLIN):
-        return 0 if timeout == 0 else super().poll(timeout, flags)
 
 
 def make_request(number=1, *, request_id="r", prompt=(5, 6, 7), max_tokens=4):
@@ -139,12 +129,21 @@ def test_refused_setting_is_a_config_error(monkeypatch):
 
 def test_last_word_of_a_core_is_heard_after_its_end_was_seen(monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
-    monkeypatch.setattr(zmq, "Poller", EndFirstPoller)
-    monkeypatch.setattr(zmq.Context, "_socket_class", LateSocket)
     client = IpcClient(refuse_to_start)
+    assert wait([client._process.sentinel], TIMEOUT_S)
     with pytest.raises(ConfigError, match="block_size is 0"):
         client.wait_until_ready()
     client.shutdown()
+
+
+def test_unreadable_message_is_the_end(client):
+    ours, theirs = (Channel(end) for end in socket.socketpair())
+    client._channel.close()
+    client._channel = ours
+    theirs.send(b"no message")
+    with pytest.raises(EngineDeadError, match="cannot be read"):
+        client.receive()
+    theirs.close()
 
 
 def test_device_that_cannot_be_freed_does_not_hide_why_the_core_died(monkeypatch):
@@ -157,52 +156,101 @@ def test_device_that_cannot_be_freed_does_not_hide_why_the_core_died(monkeypatch
     client.shutdown()
 
 
-def test_core_that_dies_during_shutdown_is_cleaned_up(monkeypatch, tmp_path):
+def test_shutdown_leaves_no_process_and_no_socket(monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    client = IpcClient(EchoCore)
-    client.wait_until_ready()
-    process = psutil.Process(client.pid)
-    process.kill()
-    with pytest.raises(EngineDeadError):
-        client.receive()
-    answers = iter([True])  # it was alive when it was asked first
-    monkeypatch.setattr(client._process, "is_alive", lambda: next(answers, False))
-    client.shutdown()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_shutdown_leaves_no_process_and_no_socket(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(ROOT)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    resource_tracker.ensure_running()  # it stays, and has a pipe of its own
+    num_open = psutil.Process().num_fds()
     client = IpcClient(partial(EchoCore, step_time_s=0.001))
     client.wait_until_ready()
     client.send([make_request(max_tokens=NEVER)])
     client.receive()
     client.shutdown()
+    client.shutdown()
     assert not psutil.pid_exists(client.pid)
-    assert list(tmp_path.iterdir()) == []
     with pytest.raises(EngineDeadError):
         client.receive()
+    with pytest.raises(EngineDeadError):
+        client.send([])
+    client._process.close()  # it keeps a pipe for its sentinel
+    assert psutil.Process().num_fds() == num_open
 
 
-def test_killed_parent_leaves_no_core_and_no_socket(tmp_path):
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, ROOT],
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-    )
+def test_killed_parent_leaves_no_core():
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, ROOT], stdout=subprocess.PIPE)
     with parent:
         core = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
     core.wait(timeout=10)
-    assert list(tmp_path.iterdir()) == []
 
 
-def test_socket_folder_is_private(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(ROOT)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    client = IpcClient(EchoCore)
-    (folder,) = tmp_path.iterdir()
-    assert folder.stat().st_mode & 0o777 == 0o700
-    client.shutdown()
+async def listen(client):
+    """Listen on this event loop; returns what is heard of outputs, and of the end."""
+    outputs, end = asyncio.Queue(), asyncio.get_running_loop().create_future()
+    client.listen(outputs.put_nowait, end.set_result)
+    return outputs, end
+
+
+def run(scenario, loop_factory):
+    async def run_in_time():
+        async with asyncio.timeout(TIMEOUT_S):
+            await scenario()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(run_in_time())
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def loop_factory(request):
+    return request.param
+
+
+def test_event_loop_hears_outputs_and_then_why_the_core_died(client, loop_factory):
+    async def scenario():
+        outputs, end = await listen(client)
+        client.send([make_request(max_tokens=2)])
+        token_ids = [unpack_ids((await outputs.get()).token_ids).tolist() for _ in range(2)]
+        assert token_ids == [[5], [6]]
+        client.send([make_request(request_id="crash")])
+        assert await end == "RuntimeError: crash on demand"
+        with pytest.raises(EngineDeadError, match="status 1"):
+            client.send([make_request()])
+
+    run(scenario, loop_factory)
+
+
+def test_event_loop_hears_of_a_killed_core(client, loop_factory):
+    async def scenario():
+        _, end = await listen(client)
+        os.kill(client.pid, signal.SIGKILL)
+        assert await end == "the engine core process ended with status -9"
+
+    run(scenario, loop_factory)
+
+
+def test_event_loop_hears_nothing_after_hanging_up(client, loop_factory):
+    async def scenario():
+        outputs, end = await listen(client)
+        client.send([make_request(max_tokens=NEVER)])
+        await outputs.get()
+        client.hang_up()
+        await asyncio.to_thread(client.shutdown)
+        assert not end.done()
+
+    run(scenario, loop_factory)
+
+
+def test_messages_larger_than_a_socket_takes_do_not_block_the_event_loop(client, loop_factory):
+    prompt = list(range(10**6))
+
+    async def scenario():
+        outputs, _ = await listen(client)
+        os.kill(client.pid, signal.SIGSTOP)
+        client.send([make_request(prompt=prompt, max_tokens=3)])
+        client.send([make_request(2, max_tokens=1)])
+        assert client._channel.has_unsent
+        os.kill(client.pid, signal.SIGCONT)
+        numbers = [number for _ in range(3) for number in (await outputs.get()).numbers]
+        assert sorted(numbers) == [1, 1, 1, 2]
+        assert not client._channel.has_unsent
+
+    run(scenario, loop_factory)

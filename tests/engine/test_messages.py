@@ -116,7 +116,7 @@ def test_every_message_class_is_part_of_the_protocol():
         and issubclass(value, msgspec.Struct)
         and value.__struct_config__.tag is not None
     }
-    protocol = {*CoreMessage.__args__, *CoreReply.__args__, messages.Shutdown}
+    protocol = {*CoreMessage.__args__, *CoreReply.__args__}
     assert tagged == protocol
 
 

@@ -35,6 +35,7 @@ class ServeProcess:
         )
         self.log = ""
         self.peer = None
+        self._line = threading.Condition()
         self._is_settled = threading.Event()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -58,10 +59,17 @@ class ServeProcess:
         self._reader.join(TIMEOUT_S)
         return status
 
+    def wait_for_log(self, text):
+        """Wait until the server has said something."""
+        with self._line:
+            assert self._line.wait_for(lambda: text in self.log, TIMEOUT_S), self.log
+
     def _read(self):
         with self.process.stderr as lines:
             for line in lines:
-                self.log += line
+                with self._line:
+                    self.log += line
+                    self._line.notify_all()
                 if found := re.search(r"serving .* at http://127\.0\.0\.1:(\d+)", line):
                     self.peer = Peer(int(found[1]))
                     self._is_settled.set()
@@ -129,6 +137,7 @@ def test_second_sigterm_does_not_wait_for_requests(small):
         collect = served.peer.start_posts("/v1/completions", LONG, LONG)
         served.peer.wait_for_metric("vllm:num_requests_running", 2)
         served.process.send_signal(signal.SIGTERM)
+        served.wait_for_log("ending: 2 requests")  # two pending signals would be one
         served.process.send_signal(signal.SIGTERM)
         assert served.wait() == 1
         assert_gone(children)
