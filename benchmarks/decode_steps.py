@@ -15,15 +15,18 @@ import statistics
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from octavo import LLM, SamplingParams
 from octavo.executor.device_runner import LaunchedStep
+from octavo.executor.step import StepResult
 from octavo.sampling_params import RequestOutputKind
 
 SETTLING_STEPS = 20
@@ -41,12 +44,11 @@ def main() -> None:
     args = parser.parse_args()
     llm = LLM(args.model, load_format="dummy", dtype="bfloat16", max_model_len=36_000)
     add_requests(llm, args.batch, args.context, args.steps)
-    waits_s = record_waits()
     run_steps(llm, SETTLING_STEPS)
-    waits_s.clear()
-    started = time.perf_counter()
-    run_steps(llm, args.steps)
-    step_us = 1e6 * (time.perf_counter() - started) / args.steps
+    with recorded_waits() as waits_s:
+        started = time.perf_counter()
+        run_steps(llm, args.steps)
+        step_us = 1e6 * (time.perf_counter() - started) / args.steps
     host_us = step_us - 1e6 * sum(waits_s) / args.steps
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         run_steps(llm, args.steps)
@@ -81,20 +83,21 @@ def run_steps(llm: LLM, count: int) -> None:
         llm.llm_engine.step()
 
 
-def record_waits() -> list[float]:
-    """Return the list that the time of every wait for a result will be appended to."""
+@contextmanager
+def recorded_waits() -> Iterator[list[float]]:
+    """Give the list that the seconds of every wait for the device are appended to."""
     waits_s: list[float] = []
     wait = LaunchedStep.wait
 
-    def timed(launched: LaunchedStep) -> Any:
+    def timed(launched: LaunchedStep) -> StepResult:
         started = time.perf_counter()
         if launched.readback is not None:
             launched.readback.slot.free.synchronize()
         waits_s.append(time.perf_counter() - started)
         return wait(launched)
 
-    LaunchedStep.wait = timed  # type: ignore[method-assign]
-    return waits_s
+    with patch.object(LaunchedStep, "wait", timed):
+        yield waits_s
 
 
 def find_device_events(profiler: Any) -> list[tuple[str, float, float]]:
@@ -102,7 +105,7 @@ def find_device_events(profiler: Any) -> list[tuple[str, float, float]]:
     events = [
         (event.name, event.time_range.start, event.time_range.end)
         for event in profiler.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA
+        if event.device_type.name == "CUDA"
     ]
     return sorted(events, key=lambda event: event[1])
 
