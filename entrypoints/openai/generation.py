@@ -4,12 +4,10 @@ Whatever can be refused is refused before the first byte, so a stream fails with
 and body as a plain request.
 """
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
 from uuid import uuid4
 
 import msgspec
@@ -19,16 +17,12 @@ from starlette.types import Receive
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.prompt import Prompt
 from octavo.entrypoints.openai.errors import describe_failure
+from octavo.entrypoints.openai.fields import report_ignored_fields
 from octavo.entrypoints.openai.forms import ResponseForm, Usage
 from octavo.entrypoints.openai.protocol import GenerationRequest
 from octavo.entrypoints.openai.streaming import ChunkWriter, EventStream, closed_on_disconnect
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
-
-logger = logging.getLogger(__name__)
-
-IGNORED_FIELDS_HEADER = "x-octavo-ignored-fields"
-MAX_HEADER_CHARACTERS = 1_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +54,7 @@ class Generation:
             priority=self.body.priority or 0,
             timeout_s=self.body.timeout,
         )
-        headers = self._report_ignored_fields()
+        headers = report_ignored_fields(self.ignored_fields)
         if self.body.stream:
             head = self._describe(self.form.chunk_object_name)
             writer = ChunkWriter(head, self.form, has_usage=self.body.include_usage)
@@ -96,14 +90,6 @@ class Generation:
             for answer in output.outputs
         ]
         return {"choices": choices, "usage": usage.describe()}
-
-    def _report_ignored_fields(self) -> dict[str, str]:
-        if not self.ignored_fields:
-            return {}
-        # The names come from the client: quoted, they cannot end a header or a line of the log.
-        names = ",".join(quote(name) for name in self.ignored_fields)[:MAX_HEADER_CHARACTERS]
-        logger.warning("a request has fields that are ignored: %s", names)
-        return {IGNORED_FIELDS_HEADER: names}
 
 
 def _json_response(body: dict[str, Any], headers: dict[str, str], *, status: int = 200) -> Response:

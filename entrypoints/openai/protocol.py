@@ -1,7 +1,7 @@
 """The JSON bodies of the generation endpoints, and what becomes of each field.
 
-A field of OpenAI's or vLLM's API is supported, or refused unless its value changes nothing. Any
-other field is accepted and reported as ignored. docs/server.md has the table.
+A field of OpenAI's or vLLM's API is supported or refused (see ``fields``); docs/server.md has the
+table.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from octavo.engine.prompt import MAX_CACHE_SALT_LENGTH
+from octavo.entrypoints.openai.fields import JsonBody, Refused
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 
@@ -19,8 +20,6 @@ MAX_LOGPROBS = 20
 
 Strings = Annotated[list[str], Field(fail_fast=True)]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
-Refused = Mapping[str, tuple[Any, ...]]
-"""Field -> the values, besides null, that change nothing and are therefore accepted."""
 
 REFUSED_EVERYWHERE: Refused = {
     "echo": (False,),
@@ -89,10 +88,9 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(BaseModel):
-    """What both endpoints have in common; null is the same as leaving a field out."""
+class GenerationRequest(JsonBody):
+    """What both endpoints have in common."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
     refused: ClassVar[Refused] = REFUSED_EVERYWHERE
 
     model: str | None = None
@@ -150,15 +148,10 @@ class GenerationRequest(BaseModel):
             InvalidRequestError: a field that is not supported has a value that would matter, or
                 two fields exclude each other.
         """
-        unknown = self.model_extra or {}
-        for name, value in unknown.items():
-            if name in self.refused and value is not None and value not in self.refused[name]:
-                raise InvalidRequestError(
-                    f"{name} is not supported by this server: leave it out", parameter=name
-                )
+        ignored = super().check_fields()
         if self.stream_options is not None:
             self._check_stream_options(self.stream_options)
-        return [name for name in unknown if name not in self.refused]
+        return ignored
 
     def to_sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
         """Return the parameters of this request; ``defaults`` hold where it says nothing.
