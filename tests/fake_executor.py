@@ -73,6 +73,7 @@ class FakeExecutor:
         self.lag = lag
         self.steps: list[Step] = []
         self.rows: dict[int, FakeRow] = {}
+        self.num_results = 0
         self._special_token = special_token
         self._faults = faults
         self._stored = np.zeros(num_blocks * block_size, dtype=np.uint64)
@@ -113,6 +114,7 @@ class FakeExecutor:
         assert handle in self._unread, f"result of step {handle.step.step_id} asked twice"
         assert handle is self._unread[0], "results must be asked in the order of submission"
         self._unread.popleft()
+        self.num_results += 1
         if handle.step.step_id in self._faults.result:
             raise RuntimeError(f"result of step {handle.step.step_id} fails on demand")
         for history in handle.sampled:

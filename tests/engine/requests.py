@@ -75,8 +75,8 @@ class CoreRun:
     def step(self):
         """Run one iteration, check all invariants, and collect what it reports."""
         outputs = self.core.step()
-        self.num_steps += 1
         self.scheduler.check_invariants()
+        self.num_steps += 1
         if outputs is None:
             return None
         token_ids = unpack_ids(outputs.token_ids).tolist()
@@ -110,4 +110,18 @@ def make_core(*, lag=0, executor_options=None, **fields):
     )
     journal = Journal(config, ring_size=None)
     core = EngineCore(executor, config, lag=lag, journal=journal, clock=lambda: 0.0)
+    _check_after(core.scheduler, "plan")
+    _check_after(core.scheduler, "update")
     return CoreRun(core, executor, {}, {})
+
+
+def _check_after(scheduler, name):
+    """Let a method of one scheduler end with a check of all invariants."""
+    method = getattr(scheduler, name)
+
+    def checked(argument):
+        result = method(argument)
+        scheduler.check_invariants()
+        return result
+
+    setattr(scheduler, name, checked)

@@ -1,11 +1,16 @@
 """In which order plans look at the queue, and that nobody is passed for ever."""
 
-from hypothesis import given
+from itertools import count, islice
+
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.engine import waiting_queue
 from octavo.engine.key_tree import KeyTree
 from octavo.engine.policies import DepthFirst, LongestPrefixMatch
 from octavo.engine.waiting_queue import MAX_PASSED, WaitingQueue
+from tests.engine.liveness import WatchedRun
 from tests.engine.requests import add_request, make_add, make_core, make_scheduler
 
 WORDS = {name: [ord(name)] * 4 for name in "abcd"}
@@ -114,6 +119,34 @@ def test_nobody_is_passed_for_ever():
             run.step()
         assert 1 in run.finished
         assert len(run.finished) > MAX_PASSED, "the favourites did pass at first"
+
+
+@pytest.mark.parametrize("policy", ["lpm", "dfs"])
+@pytest.mark.parametrize("lag", [0, 1])
+@given(
+    arrivals=st.lists(st.integers(0, 3), min_size=20, max_size=60),
+    max_num_seqs=st.integers(1, 3),
+    num_blocks=st.integers(6, 20),
+    max_tokens=st.integers(1, 6),
+)
+@settings(max_examples=25, deadline=None)
+def test_no_stream_of_favourites_passes_anybody_more_often_than_the_bound(
+    policy, lag, arrivals, max_num_seqs, num_blocks, max_tokens
+):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(waiting_queue, "MAX_PASSED", 4)
+        run = make_core(policy=policy, lag=lag, num_blocks=num_blocks, max_num_seqs=max_num_seqs)
+        run.run([make_add(0, spell("ab"), max_tokens=1)])
+        favourites = count(2)
+        run.core.apply([make_add(1, spell("cd"), max_tokens=max_tokens)])
+        watched = WatchedRun(run)  # it counts who passes whom
+        for number_of_arrivals in [8, *arrivals]:
+            numbers = islice(favourites, number_of_arrivals)
+            run.core.apply([make_add(n, spell("ab"), max_tokens=max_tokens) for n in numbers])
+            if run.core.has_work:
+                watched.step()
+        while run.core.has_work:
+            watched.step()
 
 
 def test_requests_that_end_while_they_wait_have_passed_nobody():
