@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 from uuid import uuid4
 
@@ -21,13 +22,19 @@ from octavo.engine.messages import (
     CoreInfo,
     CoreMessage,
     CoreOutputs,
+    Done,
     ExpireRequests,
+    ExplainRequest,
+    Explanation,
+    PauseScheduling,
     RequestExplanation,
+    ResetPrefixCache,
+    ResumeScheduling,
 )
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.open_request import OpenRequest
 from octavo.engine.prompt import EncodedPrompt, Prompt
-from octavo.engine.questions import Questions
+from octavo.engine.questions import CoreAnswer, Questions
 from octavo.engine.request_stream import RequestStream
 from octavo.engine.request_tracker import RequestTracker
 from octavo.engine.stall import StallDetector
@@ -70,6 +77,7 @@ class AsyncEngine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._death: str | None = None
+        self._is_paused = False
         self._stall = StallDetector(limits.stall_timeout_s)
         metrics.queue.measure_stall = lambda: self._stall.stalled_s
         self._loop: asyncio.AbstractEventLoop
@@ -94,6 +102,11 @@ class AsyncEngine:
     def stall(self) -> str | None:
         """Which request waits for what, when the core owes answers and no step ends; else None."""
         return self._stall.stall
+
+    @property
+    def is_paused(self) -> bool:
+        """True from the core's word that it is paused until its word that it goes on."""
+        return self._is_paused
 
     def start(self) -> None:
         """Begin to listen to the core, on the running event loop."""
@@ -186,9 +199,33 @@ class AsyncEngine:
             EngineDeadError: the core has died.
             TimeoutError: the core has not ended a step for seconds.
         """
-        if self._death is not None:
-            raise EngineDeadError(self._death)
-        return await self._questions.ask(request_id, lambda question: self._send([question]))
+        answer = await self._ask(partial(ExplainRequest, request_id))
+        assert isinstance(answer, Explanation)
+        return answer.requests
+
+    async def pause(self) -> None:
+        """Let no step be planned any more; return when the core says so. Requests stay open.
+
+        Raises as ``explain`` does; after a TimeoutError the pause begins when the step has ended.
+        """
+        await self._ask(PauseScheduling)
+
+    async def resume(self) -> None:
+        """End a pause; return when the core says so. Raises as ``explain`` does."""
+        await self._ask(ResumeScheduling)
+
+    def end_pause(self) -> None:
+        """End a pause, if there is one, without waiting for the core's word."""
+        self._send([ResumeScheduling()])
+
+    async def reset_prefix_cache(self) -> int:
+        """Forget the cached K/V that no request uses; return how many blocks that were.
+
+        Raises as ``explain`` does; after a TimeoutError it is done when the step has ended.
+        """
+        answer = await self._ask(ResetPrefixCache)
+        assert isinstance(answer, Done)
+        return answer.num_blocks_dropped
 
     def abort_all(self) -> None:
         """End every open request with ``abort``."""
@@ -243,6 +280,11 @@ class AsyncEngine:
             self.metrics.queue.note_refusal(refusal.reason_code)
             raise
 
+    async def _ask(self, create: Callable[[int], CoreMessage]) -> CoreAnswer:
+        if self._death is not None:
+            raise EngineDeadError(self._death)
+        return await self._questions.ask(create, lambda message: self._send([message]))
+
     async def _encode(self, prompt: Prompt) -> EncodedPrompt:
         if _num_characters(prompt) <= LONG_PROMPT_CHARACTERS:
             return self._tracker.encode(prompt)
@@ -277,13 +319,15 @@ class AsyncEngine:
     def _note(self, outputs: CoreOutputs) -> None:
         """Keep what the queue and the curious need to know."""
         self._stall.update(outputs)
+        self._is_paused = outputs.stats.is_paused
         now_s = time.monotonic()
         for started in outputs.started:
             self._door.start(started.number, now_s=now_s)
         for report in outputs.finished:
             self._door.leave(report.number)
-        for explanation in outputs.explanations:
-            self._questions.answer(explanation)
+        answers: Sequence[CoreAnswer] = [*outputs.explanations, *outputs.done]
+        for answer in answers:
+            self._questions.answer(answer)
 
     def _deliver(self, owed: Sequence[OpenRequest | RequestOutput]) -> None:
         for news in owed:

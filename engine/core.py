@@ -19,19 +19,23 @@ from octavo.engine.messages import (
     CoreMessage,
     CoreOutputs,
     CoreStats,
+    Done,
     ExpireRequests,
     ExplainRequest,
     Explanation,
     FinishedRequest,
     FinishRequest,
     LogprobEntry,
+    PauseScheduling,
     ResetPrefixCache,
+    ResumeScheduling,
     StartedRequest,
     pack_ids,
 )
 from octavo.engine.request import Request
 from octavo.engine.request_log import RequestLog
 from octavo.engine.scheduler import Scheduler, UpdatedStep
+from octavo.engine.waits import PAUSED, Holdups
 from octavo.errors import InvalidRequestError
 from octavo.executor.step import Executor, PositionLogprobs, StepHandle, StepResult
 
@@ -45,7 +49,8 @@ class EngineCore:
     """Drives one executor.
 
     With ``lag`` 1 a step is launched before the result of the one before it is read, so that the
-    device never waits for the host; with 0 every result is read first.
+    device never waits for the host; with 0 every result is read first. While it is paused no plan
+    is made and launched steps run out; the scheduler never hears of it, so the journal neither.
     """
 
     def __init__(
@@ -66,6 +71,9 @@ class EngineCore:
         self._prompt_logprobs = PromptLogprobs()
         self._refused: list[FinishedRequest] = []
         self._questions: list[ExplainRequest] = []
+        self._done: list[Done] = []
+        self._is_paused = False
+        self._while_paused = Holdups(PAUSED)
         self._log = RequestLog(self.scheduler)
         self._num_failed_launches = 0
 
@@ -73,9 +81,9 @@ class EngineCore:
     def has_work(self) -> bool:
         """True while there is something to plan, a result to wait for or an end to report."""
         scheduler = self.scheduler
-        is_computing = scheduler.has_unfinished_requests or self._launched
-        has_report = scheduler.has_untaken_ends or self._refused or self._questions
-        return bool(is_computing or has_report)
+        can_plan = scheduler.has_unfinished_requests and not self._is_paused
+        has_report = scheduler.has_untaken_ends or self._refused or self._questions or self._done
+        return bool(can_plan or self._launched or has_report)
 
     def apply(self, messages: Sequence[CoreMessage]) -> None:
         """Take in what the front end sent, in order."""
@@ -94,7 +102,10 @@ class EngineCore:
                         num_output_tokens=message.num_output_tokens,
                     )
                 case ResetPrefixCache():
-                    self.scheduler.reset_prefix_cache()
+                    self._answer(message.ticket, self.scheduler.reset_prefix_cache())
+                case PauseScheduling() | ResumeScheduling():
+                    self._is_paused = isinstance(message, PauseScheduling)
+                    self._answer(message.ticket)
                 case ExplainRequest():
                     self._questions.append(message)
 
@@ -106,21 +117,22 @@ class EngineCore:
         """
         now_s = self._clock()
         outputs = OutputColumns()
-        is_planned = self._launch(now_s, outputs)
+        is_planned = not self._is_paused and self._launch(now_s, outputs)
         if self._launched and (not is_planned or len(self._launched) > self._lag):
             result = self._launched.popleft().result()
             updated = self.scheduler.update(result)
             self._collect(result, updated, outputs)
-        elif not is_planned:
+        elif not is_planned and not self._is_paused:
             assert not self.scheduler.has_unfinished_requests, self._describe_stall()
         outputs.finished += self._refused
         self._refused = []
         outputs.finished += [self._final(request) for request in self.scheduler.take_finished()]
         outputs.explanations = [
-            Explanation(question.ticket, self._log.explain(question.request_id))
+            Explanation(question.ticket, self._log.explain(question.request_id, self._holdups))
             for question in self._questions
         ]
-        self._questions = []
+        outputs.done = self._done
+        self._questions, self._done = [], []
         return outputs.pack(self._clock(), self._stats(outputs)) if outputs else None
 
     def shutdown(self) -> None:
@@ -137,6 +149,15 @@ class EngineCore:
             self.scheduler.add(request, chain)
         except InvalidRequestError as refusal:
             self._refused.append(FinishedRequest(message.number, "error", error=refusal.message))
+
+    def _answer(self, ticket: int | None, num_blocks_dropped: int = 0) -> None:
+        if ticket is not None:
+            self._done.append(Done(ticket, num_blocks_dropped))
+
+    @property
+    def _holdups(self) -> Holdups:
+        """Why requests wait now."""
+        return self._while_paused if self._is_paused else self.scheduler.holdups
 
     def _launch(self, now_s: float, outputs: "OutputColumns") -> bool:
         """Plan and launch; returns whether a step was planned."""
@@ -201,7 +222,7 @@ class EngineCore:
     def _stats(self, outputs: "OutputColumns") -> CoreStats:
         pool = self.scheduler.block_manager.pool
         prefix = self.scheduler.block_manager.stats
-        waiting, holdups = self.scheduler.waiting, self.scheduler.holdups
+        waiting, holdups = self.scheduler.waiting, self._holdups
         oldest = next(iter(waiting), None)
         return CoreStats(
             num_running=len(self.scheduler.running),
@@ -215,6 +236,7 @@ class EngineCore:
             num_retractions=self.scheduler.num_retractions,
             prefix_queries=prefix.num_queries,
             prefix_hits=prefix.num_hits,
+            is_paused=self._is_paused,
         )
 
     def _describe_stall(self) -> str:
@@ -238,10 +260,12 @@ class OutputColumns:
     started: list[StartedRequest] = field(default_factory=list)
     finished: list[FinishedRequest] = field(default_factory=list)
     explanations: list[Explanation] = field(default_factory=list)
+    done: list[Done] = field(default_factory=list)
     num_tokens_scheduled: int = 0
 
     def __bool__(self) -> bool:
-        has_news = self.numbers or self.started or self.finished or self.explanations
+        has_answers = self.explanations or self.done
+        has_news = self.numbers or self.started or self.finished or has_answers
         return bool(has_news or self.num_tokens_scheduled)
 
     def pack(self, now_s: float, stats: CoreStats) -> CoreOutputs:
@@ -254,6 +278,7 @@ class OutputColumns:
             started=self.started,
             finished=self.finished,
             explanations=self.explanations,
+            done=self.done,
             now_s=now_s,
             stats=stats,
         )

@@ -70,6 +70,24 @@ class FinishRequest(msgspec.Struct, frozen=True, tag=True):
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
     """Drop every cached block that no request uses."""
 
+    ticket: int | None = None
+    """Asks for ``Done`` with the same ticket; None does not."""
+
+
+class PauseScheduling(msgspec.Struct, frozen=True, tag=True):
+    """Plan no step until ``ResumeScheduling``: requests keep their places, rows and blocks.
+
+    Steps that are launched run out. Pausing a paused core changes nothing.
+    """
+
+    ticket: int | None = None
+
+
+class ResumeScheduling(msgspec.Struct, frozen=True, tag=True):
+    """End a pause; without one it changes nothing."""
+
+    ticket: int | None = None
+
 
 class ExplainRequest(msgspec.Struct, frozen=True, tag=True):
     """Ask what is known of a client's request; the answer carries the same ``ticket``."""
@@ -79,7 +97,14 @@ class ExplainRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 CoreMessage = (
-    AddRequest | AbortRequests | ExpireRequests | FinishRequest | ResetPrefixCache | ExplainRequest
+    AddRequest
+    | AbortRequests
+    | ExpireRequests
+    | FinishRequest
+    | ResetPrefixCache
+    | PauseScheduling
+    | ResumeScheduling
+    | ExplainRequest
 )
 
 
@@ -134,7 +159,7 @@ class RequestExplanation(msgspec.Struct, frozen=True, kw_only=True):
     place_in_queue: int | None
     """How many requests are before it, while it waits."""
     wait_reason: str | None
-    """Why the last plan did not start it, with the numbers."""
+    """Why the last plan did not start it, with the numbers, or that the engine is paused."""
     finish_reason: FinishReason | None
     error: str | None
     num_prompt_tokens: int
@@ -155,6 +180,14 @@ class Explanation(msgspec.Struct, frozen=True):
     requests: list[RequestExplanation]
 
 
+class Done(msgspec.Struct, frozen=True):
+    """What the message with this ticket asked for has been done."""
+
+    ticket: int
+    num_blocks_dropped: int = 0
+    """Blocks that ``ResetPrefixCache`` has emptied."""
+
+
 class CoreStats(msgspec.Struct, frozen=True, array_like=True):
     """Counters since start and gauges of now, as of one step."""
 
@@ -173,6 +206,7 @@ class CoreStats(msgspec.Struct, frozen=True, array_like=True):
     prefix_queries: int = 0
     """Prompt tokens looked up at admission."""
     prefix_hits: int = 0
+    is_paused: bool = False
 
 
 class CoreOutputs(msgspec.Struct, frozen=True, tag=True):
@@ -191,6 +225,7 @@ class CoreOutputs(msgspec.Struct, frozen=True, tag=True):
     finished: list[FinishedRequest] = []
     """A request may finish with or without a token in the same message; the token comes first."""
     explanations: list[Explanation] = []
+    done: list[Done] = []
     now_s: float = 0.0
     stats: CoreStats = CoreStats()
 

@@ -5,8 +5,10 @@ from collections import deque
 from octavo.engine.messages import RequestExplanation
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler import Scheduler
+from octavo.engine.waits import Holdups, WaitKind
 
 NUM_ENDED_KEPT = 1_000
+WAITING = (RequestStatus.WAITING, RequestStatus.RETRACTED)
 
 
 class RequestLog:
@@ -23,28 +25,32 @@ class RequestLog:
 
     def note_end(self, request: Request, now_s: float) -> None:
         """Keep the record of a request that has just ended."""
-        self._ended.append(self._describe(request, ended_s=now_s))
+        self._ended.append(self._describe(request, wait_reason=None, ended_s=now_s))
         self._first_token_s.pop(request.number, None)
 
-    def explain(self, request_id: str) -> list[RequestExplanation]:
-        """Tell all that is known of the requests with this id, the newest last."""
+    def explain(self, request_id: str, holdups: Holdups) -> list[RequestExplanation]:
+        """Tell all that is known of the requests with this id, the newest last.
+
+        ``holdups`` are why those that wait do so.
+        """
         ended = [record for record in self._ended if record.request_id == request_id]
         living = [
-            self._describe(request, ended_s=None)
+            self._describe(request, wait_reason=_find_wait(request, holdups), ended_s=None)
             for request in self._scheduler.requests.values()
             if request.message.request_id == request_id
         ]
         return ended + living
 
-    def _describe(self, request: Request, *, ended_s: float | None) -> RequestExplanation:
-        scheduler = self._scheduler
-        is_waiting = request.status in (RequestStatus.WAITING, RequestStatus.RETRACTED)
+    def _describe(
+        self, request: Request, *, wait_reason: str | None, ended_s: float | None
+    ) -> RequestExplanation:
+        is_waiting = request.status in WAITING
         return RequestExplanation(
             number=request.number,
             request_id=request.message.request_id,
             state=request.status.name.lower(),
-            place_in_queue=scheduler.waiting.position(request) if is_waiting else None,
-            wait_reason=scheduler.holdups.reason(request.number).text if is_waiting else None,
+            place_in_queue=self._scheduler.waiting.position(request) if is_waiting else None,
+            wait_reason=wait_reason,
             finish_reason=request.finish_reason,
             error=request.finish_error,
             num_prompt_tokens=request.num_prompt_tokens,
@@ -57,3 +63,9 @@ class RequestLog:
             first_token_s=self._first_token_s.get(request.number),
             ended_s=ended_s,
         )
+
+
+def _find_wait(request: Request, holdups: Holdups) -> str | None:
+    """Say what the request waits for; one that runs waits only for the end of a pause."""
+    reason = holdups.reason(request.number)
+    return reason.text if request.status in WAITING or reason.kind is WaitKind.PAUSE else None

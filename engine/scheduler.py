@@ -140,10 +140,10 @@ class Scheduler:
             del request.token_ids[request.num_prompt_tokens + num_output_tokens :]
             self._finish(request, "stop", stop_reason=stop_reason)
 
-    def reset_prefix_cache(self) -> None:
-        """Forget the K/V of every block that no running request uses."""
+    def reset_prefix_cache(self) -> int:
+        """Forget the K/V of every block that no running request uses; return how many."""
         self.journal.reset()
-        self.block_manager.pool.drop_cached()
+        return self.block_manager.pool.drop_cached()
 
     def take_finished(self) -> list[Request]:
         """Return the requests that ended since the last call, in the order in which they did."""

@@ -22,7 +22,8 @@ class StallDetector:
     """Owns the time of the core's last sign of life, and which requests it has not ended.
 
     Requests that the front end has given up count until the core has ended them: an engine that
-    stands still is not ready because its clients have left. A stall is logged once.
+    stands still is not ready because its clients have left. A stall is logged once. While the core
+    is paused nothing is expected of it.
     """
 
     def __init__(self, limit_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,8 +37,8 @@ class StallDetector:
     @property
     def stalled_s(self) -> float:
         """Seconds since the last step if they are more than the limit, else 0."""
-        waited_s = self._clock() - self._last_step_s
-        return waited_s if self._owed and waited_s >= self._limit_s else 0.0
+        waited_s = self._waited_s
+        return waited_s if waited_s >= self._limit_s else 0.0
 
     @property
     def stall(self) -> str | None:
@@ -79,12 +80,17 @@ class StallDetector:
         """Log a stall, once; return the seconds after which to look again."""
         stall = self.stall
         if stall is None:
-            waited_s = self._clock() - self._last_step_s if self._owed else 0.0
-            return self._limit_s - waited_s
+            return self._limit_s - self._waited_s
         if not self._is_logged:
             logger.error("%s", stall)
             self._is_logged = True
         return self._limit_s
+
+    @property
+    def _waited_s(self) -> float:
+        """How long something has been expected of the core."""
+        is_paused = self._stats is not None and self._stats.is_paused
+        return self._clock() - self._last_step_s if self._owed and not is_paused else 0.0
 
     def _describe_load(self) -> str:
         stats = self._stats

@@ -28,6 +28,8 @@ class WaitKind(StrEnum):
     """A step with tokens to spare."""
     TURN = "turn"
     """A plan that looks at it: there are too many before it."""
+    PAUSE = "pause"
+    """The end of a pause of the whole engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +42,14 @@ class WaitReason:
 
 NOT_ITS_TURN = WaitReason(WaitKind.TURN, "a plan has looked at as many before it as it looks at")
 AWAITING_RESULT = WaitReason(WaitKind.RESULT, "awaiting result")
+PAUSED = WaitReason(WaitKind.PAUSE, "the engine is paused")
 
 
 class Holdups:
     """Why one plan left requests in the queue: those it looked at by number, the rest together."""
 
-    def __init__(self) -> None:
-        self.rest = NOT_ITS_TURN
+    def __init__(self, rest: WaitReason = NOT_ITS_TURN) -> None:
+        self.rest = rest
         self._named: dict[int, WaitReason] = {}
 
     def hold(self, number: int, reason: WaitReason) -> None:

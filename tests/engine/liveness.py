@@ -1,14 +1,14 @@
 """The promises that no request gets stuck, checked at every step of a core on a fake executor.
 
-(a) while something waits or runs, a step is launched or the result of one is awaited; (b) what can
-never fit is refused at the door, with the numbers; (c) the running request that is first in the
-policy's order is never retracted; (d) nobody is overtaken for ever; (e) a request that is ended
-from outside is in no further plan, and gives up row and blocks with the next; (f) all invariants
-hold after every plan and every update, which ``CoreRun`` checks.
+(a) while something waits or runs, a step is launched, the result of one is awaited, or the core is
+paused and at rest; (b) what can never fit is refused at the door, with the numbers; (c) the running
+request that is first in the policy's order is never retracted; (d) nobody is overtaken for ever;
+(e) a request that is ended from outside is in no further plan, and gives up row and blocks with the
+next; (f) all invariants hold after every plan and every update, which ``CoreRun`` checks.
 """
 
 from octavo.engine import waiting_queue
-from octavo.engine.messages import AbortRequests
+from octavo.engine.messages import AbortRequests, PauseScheduling, ResumeScheduling
 from octavo.engine.waits import WaitKind
 
 NAMED_EVENTS = {WaitKind.RESULT, WaitKind.DEFERRED}
@@ -26,6 +26,7 @@ class WatchedRun:
         self._gone = set()
         self._first = None
         self._num_passed = 0
+        self._is_paused = False
 
     @property
     def scheduler(self):
@@ -51,6 +52,11 @@ class WatchedRun:
         for number in (len(message.prompt) // 4, message.max_tokens, limit):
             assert str(number) in final.error
 
+    def pause(self, is_paused):
+        """Begin a pause or end it."""
+        self._is_paused = is_paused
+        self.run.core.apply([PauseScheduling() if is_paused else ResumeScheduling()])
+
     def step(self):
         """Run one iteration of the core."""
         scheduler, executor = self.scheduler, self.run.executor
@@ -60,8 +66,14 @@ class WatchedRun:
         num_launched, num_results = len(executor.steps), executor.num_results
         outputs = self.run.step()
         is_launched = len(executor.steps) > num_launched
-        assert is_launched or executor.num_results > num_results or not has_unfinished, "(a)"
-        retracted, admitted = self._read_plan()
+        is_read = executor.num_results > num_results
+        if self._is_paused:
+            assert not is_launched, "(a): a paused core has launched a step"
+            assert is_read or not self.run.core.has_work, "(a): a paused core does not rest"
+            retracted, admitted = [], []
+        else:
+            assert is_launched or is_read or not has_unfinished, "(a)"
+            retracted, admitted = self._read_plan()
         assert not running or running[0].number not in retracted, "(c)"
         self._check_order(waiting, admitted)
         self._check_gone(is_launched)

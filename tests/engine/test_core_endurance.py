@@ -56,6 +56,7 @@ def live(seed, num_steps):
             watched.step()
         else:
             run.num_steps += 1
+    watched.pause(False)
     while run.core.has_work:
         watched.step()
         assert run.num_steps < num_steps + 12 * 12 * LIMIT
@@ -85,8 +86,10 @@ def random_add(rng, number, info):
 
 
 def disturb(rng, watched):
-    """Now and then abort, expire, finish or reset."""
+    """Now and then pause, abort, expire, finish or reset."""
     run = watched.run
+    if rng.random() < 0.05:
+        watched.pause(rng.random() < 0.3)
     if not run.scheduler.requests:
         return
     request = rng.choice(list(run.scheduler.requests.values()))

@@ -146,6 +146,10 @@ class CoreMachine(RuleBasedStateMachine):
     def reset_prefix_cache(self):
         self.run.core.apply([ResetPrefixCache()])
 
+    @rule(is_paused=st.sampled_from([True, False, False]))
+    def pause(self, is_paused):
+        self.watched.pause(is_paused)
+
     @rule(count=st.integers(1, 6))
     def step(self, count):
         for _ in range(count):
@@ -184,6 +188,7 @@ class CoreMachine(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "run"):
             return
+        self.watched.pause(False)
         while self.run.core.has_work:
             self.watched.step()
             assert self.run.num_steps < self.work_bound, "a request does not end"

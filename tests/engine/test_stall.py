@@ -128,3 +128,23 @@ def test_nothing_is_expected_of_a_dead_core(detector, clock):
     detector.stop()
     clock.advance(LIMIT_S)
     assert detector.stall is None
+
+
+def test_nothing_is_expected_of_a_paused_core(detector, clock, caplog):
+    detector.add([make_add(1)])
+    detector.update(outputs(is_paused=True))
+    clock.advance(10 * LIMIT_S)
+    assert (detector.stall, detector.stalled_s) == (None, 0.0)
+    assert detector.check() == LIMIT_S
+    assert caplog.records == []
+
+
+def test_the_limit_counts_from_the_end_of_a_pause(detector, clock):
+    detector.add([make_add(1)])
+    detector.update(outputs(is_paused=True))
+    clock.advance(10 * LIMIT_S)
+    detector.update(outputs())
+    clock.advance(LIMIT_S - 1)
+    assert detector.stall is None
+    clock.advance(1)
+    assert detector.stalled_s == LIMIT_S
