@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.attention.backend import AttentionLayer
+from octavo.attention.ops.dependent_launch import can_start_early, wait_for_inputs
 from octavo.attention.ops.paged_kv import PagedKV
 from octavo.attention.ops.plan import MAX_GROUP, SHARE_FIELDS, DecodePlan, first_visible
 
@@ -46,6 +47,7 @@ def decode(
     group_pad = triton.next_power_of_2(group)
     head_pad = triton.next_power_of_2(layer.head_dim)
     inputs, workspace = plan.inputs, plan.workspace
+    starts_early = can_start_early(q)
     _decode_kernel[(workspace.num_programs,)](
         out,
         q,
@@ -71,8 +73,10 @@ def decode(
         MERGED_PIECES=max(MERGED_ELEMENTS // (group_pad * head_pad), 1),
         WINDOW=layer.sliding_window or 0,
         INPUT_PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        PDL=starts_early,
         num_warps=NUM_WARPS,
         num_stages=NUM_STAGES,
+        launch_pdl=starts_early,
     )
 
 
@@ -104,11 +108,13 @@ def _decode_kernel(
     MERGED_PIECES: tl.constexpr,
     WINDOW: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Walk one share.
 
     A unit is one tile, [start, stop) a segment and [unit, piece_stop) this program's piece of it.
     """
+    wait_for_inputs(PDL)
     program = tl.program_id(0)
     plan_ptr = shares_ptr + program * SHARE_FIELDS
     row_start, tiles, row, token, context = _load_row(plan_ptr)

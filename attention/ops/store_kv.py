@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.attention.backend import AttentionInputs, AttentionLayer
+from octavo.attention.ops.dependent_launch import can_start_early, wait_for_inputs
 from octavo.attention.ops.paged_kv import PagedKV
 
 WARP_ELEMENTS = 1024
@@ -37,6 +38,7 @@ def store_kv(
     group = layer.num_heads // layer.num_kv_heads
     heads_pad = triton.next_power_of_2(layer.num_kv_heads)
     head_pad = triton.next_power_of_2(layer.head_dim)
+    starts_early = can_start_early(qkv)
     _store_kv_kernel[(num_tokens, group + 2)](
         q,
         out,
@@ -58,7 +60,9 @@ def store_kv(
         HEAD_PAD=head_pad,
         ROTARY_DIM=layer.rotary.shape[1],
         BLOCK_SIZE=cache.block_size,
+        PDL=starts_early,
         num_warps=min(max(heads_pad * head_pad // WARP_ELEMENTS, 1), 8),
+        launch_pdl=starts_early,
     )
     return q, out
 
@@ -87,7 +91,9 @@ def _store_kv_kernel(
     HEAD_PAD: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     token = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     slot = tl.load(slots_ptr + token)

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention.ops.dependent_launch import can_start_early, wait_for_inputs
+
 BLOCK = 1024  # 8 elements, 16 bytes of bfloat16, in each of 128 threads
 
 
@@ -19,9 +21,18 @@ def silu_mul(gate_up: Tensor, *, out: Tensor | None = None) -> Tensor:
     if out is None:
         out = torch.empty((num_rows, size), dtype=gate_up.dtype, device=gate_up.device)
     assert gate_up.stride(1) == out.stride(1) == 1, "elements of a row must be contiguous"
+    starts_early = can_start_early(gate_up)
     if num_rows:
         _silu_mul_kernel[(num_rows, triton.cdiv(size, BLOCK))](
-            gate_up, out, gate_up.stride(0), out.stride(0), SIZE=size, BLOCK=BLOCK, num_warps=4
+            gate_up,
+            out,
+            gate_up.stride(0),
+            out.stride(0),
+            SIZE=size,
+            BLOCK=BLOCK,
+            PDL=starts_early,
+            num_warps=4,
+            launch_pdl=starts_early,
         )
     return out
 
@@ -34,7 +45,9 @@ def _silu_mul_kernel(
     stride_out,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     in_row = column < SIZE

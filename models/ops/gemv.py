@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention.ops.dependent_launch import can_start_early, wait_for_inputs
+
 WEIGHTS_PER_THREAD = 16
 """Two loads of 16 bytes of bfloat16: no layer that was measured gains from more."""
 
@@ -42,6 +44,7 @@ def gemv(
     if out is None:
         out = torch.empty((1, num_outputs), dtype=x.dtype, device=x.device)
     tile = tile or choose_tile(num_inputs)
+    starts_early = can_start_early(x)
     _gemv_kernel[(triton.cdiv(num_outputs, tile.rows),)](
         x,
         weight,
@@ -52,7 +55,9 @@ def gemv(
         NUM_INPUTS=num_inputs,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
+        PDL=starts_early,
         num_warps=tile.num_warps,
+        launch_pdl=starts_early,
     )
     return out
 
@@ -81,23 +86,32 @@ def _gemv_kernel(
     NUM_INPUTS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     # Rows behind the last one repeat it: their loads need no mask.
     weight_row = tl.minimum(row, num_outputs - 1).to(tl.int64)
     weights = weight_ptr + weight_row[:, None] * stride_weight
-    acc = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for start in range(0, NUM_INPUTS, COLUMNS):
-        k = start + column
-        if NUM_INPUTS % COLUMNS == 0:
-            weight = tl.load(weights + k[None, :])
-            x = tl.load(x_ptr + k)
-        else:
-            weight = tl.load(weights + k[None, :], mask=(k < NUM_INPUTS)[None, :], other=0.0)
-            x = tl.load(x_ptr + k, mask=k < NUM_INPUTS, other=0.0)
+    weight = _load_inputs(weights, column[None, :], NUM_INPUTS, COLUMNS)
+    wait_for_inputs(PDL)
+    x = _load_inputs(x_ptr, column, NUM_INPUTS, COLUMNS)
+    acc = weight.to(tl.float32) * x.to(tl.float32)[None, :]
+    for start in range(COLUMNS, NUM_INPUTS, COLUMNS):
+        weight = _load_inputs(weights, start + column[None, :], NUM_INPUTS, COLUMNS)
+        x = _load_inputs(x_ptr, start + column, NUM_INPUTS, COLUMNS)
         acc += weight.to(tl.float32) * x.to(tl.float32)[None, :]
     y = tl.sum(acc, axis=1)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + weight_row).to(tl.float32)
     tl.store(out_ptr + row, y, mask=row < num_outputs)
+
+
+@triton.jit
+def _load_inputs(row_ptr, k, NUM_INPUTS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Load elements of rows of NUM_INPUTS; a mask where tiles do not cut them without a rest."""
+    if NUM_INPUTS % COLUMNS == 0:
+        values = tl.load(row_ptr + k)
+    else:
+        values = tl.load(row_ptr + k, mask=k < NUM_INPUTS, other=0.0)
+    return values

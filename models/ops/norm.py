@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention.ops.dependent_launch import can_start_early, wait_for_inputs
+
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float, out: Tensor | None = None) -> Tensor:
     """Return ``x / rms(x) * weight`` of every row of (num_rows, size).
@@ -53,6 +55,7 @@ def _launch(
     if num_rows == 0:
         return
     block = triton.next_power_of_2(size)
+    starts_early = can_start_early(x)
     _rms_norm_kernel[(num_rows,)](
         x,
         residual,
@@ -66,8 +69,10 @@ def _launch(
         total.stride(0) if total is not None else 0,
         SIZE=size,
         BLOCK=block,
+        PDL=starts_early,
         # 16 bytes of bfloat16 a thread and load, within 1 to 16 warps.
         num_warps=max(1, min(16, block // 256)),
+        launch_pdl=starts_early,
     )
 
 
@@ -85,11 +90,13 @@ def _rms_norm_kernel(
     stride_total,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     in_row = column < SIZE
     weight = tl.load(weight_ptr + column, mask=in_row, other=0.0).to(tl.float32)
+    wait_for_inputs(PDL)
     x = tl.load(x_ptr + row * stride_x + column, mask=in_row, other=0.0).to(tl.float32)
     if residual_ptr is not None:
         source = residual_ptr + row * stride_residual + column
