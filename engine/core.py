@@ -186,14 +186,7 @@ class EngineCore:
         return True
 
     def _collect(self, result: StepResult, updated: UpdatedStep, outputs: "OutputColumns") -> None:
-        launched = updated.launched
-        for index, entries in result.prompt_logprobs.items():
-            request = launched.requests[index]
-            # Ended before: nobody asks any more. Ended by this very step's token: the last chance.
-            if request.is_finished and not any(request is one for one in updated.sampled):
-                continue
-            start = int(launched.step.num_computed_tokens[index])
-            self._prompt_logprobs.store(request, start, entries)
+        self._store_prompt_logprobs(result, updated)
         for index, sampled in enumerate(updated.sampled):
             if sampled is None:
                 continue
@@ -203,9 +196,25 @@ class EngineCore:
             outputs.token_ids.append(int(result.token_ids[index]))
             if index in result.logprobs:
                 outputs.logprobs[sampled.number] = _pack_logprobs(result.logprobs[index])
-            prompt_logprobs = self._prompt_logprobs.take(sampled)
-            if prompt_logprobs:
-                outputs.prompt_logprobs[sampled.number] = prompt_logprobs
+            self._take_prompt_logprobs(sampled, outputs)
+        for scored in updated.scored:
+            self._take_prompt_logprobs(scored, outputs)
+
+    def _store_prompt_logprobs(self, result: StepResult, updated: UpdatedStep) -> None:
+        launched = updated.launched
+        for index, entries in result.prompt_logprobs.items():
+            request = launched.requests[index]
+            # Ended before: nobody asks any more. Ended by this very step: the last chance.
+            ended_now = (*updated.sampled, *updated.scored)
+            if request.is_finished and not any(request is one for one in ended_now):
+                continue
+            start = int(launched.step.num_computed_tokens[index])
+            self._prompt_logprobs.store(request, start, entries)
+
+    def _take_prompt_logprobs(self, request: Request, outputs: "OutputColumns") -> None:
+        prompt_logprobs = self._prompt_logprobs.take(request)
+        if prompt_logprobs:
+            outputs.prompt_logprobs[request.number] = prompt_logprobs
 
     def _final(self, request: Request) -> FinishedRequest:
         assert request.finish_reason is not None

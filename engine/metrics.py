@@ -161,6 +161,9 @@ class EngineMetrics(Collector):
     def _note_first_token(self, answer: "OpenAnswer", now_s: float) -> None:
         answer.first_token_s = now_s
         self._observe("time_to_first_token_seconds", now_s - answer.arrival_s)
+        self._count_prompt(answer)
+
+    def _count_prompt(self, answer: "OpenAnswer") -> None:
         self._prompt_tokens["local_cache_hit"] += answer.num_cached_tokens
         self._prompt_tokens["local_compute"] += answer.num_computed_prompt_tokens
 
@@ -169,6 +172,8 @@ class EngineMetrics(Collector):
         if answer is None:
             return
         self._finished[report.reason] += 1
+        if answer.max_tokens == 0 and report.reason == "length":
+            self._count_prompt(answer)  # it was computed, and no token comes to tell
         self._observe("e2e_request_latency_seconds", now_s - answer.arrival_s)
         self._observe("request_prompt_tokens", answer.num_prompt_tokens)
         self._observe("request_generation_tokens", answer.num_tokens)
@@ -197,7 +202,7 @@ class EngineMetrics(Collector):
         yield "prefix_cache_queries", "Prompt tokens looked up in the cache.", queries
         yield "prefix_cache_hits", "Prompt tokens found in the cache.", hits
         yield "num_preemptions", "Times a request lost its KV blocks.", stats.num_retractions
-        yield "prompt_tokens", "Prompt tokens of answers with output.", prompt.total()
+        yield "prompt_tokens", "Prompt tokens that were computed to their end.", prompt.total()
         yield "prompt_tokens_cached", "Those from the cache.", prompt["local_cache_hit"]
         yield "generation_tokens", "Tokens generated.", self._num_generated
 

@@ -114,6 +114,15 @@ class Request:
         return self.max_total_tokens - self.num_tokens
 
     @property
+    def is_exhausted(self) -> bool:
+        """True when launched steps compute all that will ever be.
+
+        The last output token has no successor, so it is not computed. A prompt without outputs is
+        computed to its end.
+        """
+        return self.num_computed_tokens >= max(self.num_prompt_tokens, self.max_total_tokens - 1)
+
+    @property
     def is_finished(self) -> bool:
         """True once the final output exists."""
         return self.status is RequestStatus.FINISHED

@@ -107,7 +107,7 @@ class RequestFactory:
 
     def _check(self, submission: Submission) -> None:
         submission.params.validate()
-        _check_length(submission.prompt, self._info)
+        _check_length(submission, self._info)
         check_vocabulary(submission.params, self._info, self._defaults.eos_ids)
         _check_priority(submission.priority, self._info.scheduling_policy)
         if submission.params.stop_strings and self._tokenizer is None:
@@ -121,12 +121,15 @@ class RequestFactory:
         return encode_bad_words(params.bad_words, self._tokenizer)
 
 
-def _check_length(prompt: EncodedPrompt, info: CoreInfo) -> None:
+def _check_length(submission: Submission, info: CoreInfo) -> None:
+    prompt = submission.prompt
     limit, length = info.max_tokens_per_request, len(prompt.token_ids)
-    if length >= limit:
+    is_scored = submission.params.max_tokens == 0
+    if length + (not is_scored) > limit:
+        generated = "" if is_scored else " with at least one of them generated"
         raise InvalidRequestError(
-            f"the prompt has {length} tokens, but a request may have {limit} with at least one of"
-            f" them generated: shorten the prompt{_name_limit(info)}",
+            f"the prompt has {length} tokens, but a request may have {limit}{generated}: shorten"
+            f" the prompt{_name_limit(info)}",
             parameter="prompt",
         )
     largest = int(prompt.token_ids.max())

@@ -44,6 +44,8 @@ class UpdatedStep:
 
     launched: LaunchedStep
     sampled: tuple[Request | None, ...]
+    scored: tuple[Request, ...]
+    """Requests without outputs that ended because this step computed the rest of their prompts."""
 
 
 class Scheduler:
@@ -182,8 +184,9 @@ class Scheduler:
                     self.block_manager.distrust(request.number)
                 self._finish(request, "error", error=message)
         sampled = self._apply_tokens(launched, result.token_ids.tolist(), changes)
+        scored = self._end_scored(launched)
         self.journal.update(result.step_id, changes)
-        return UpdatedStep(launched, tuple(sampled))
+        return UpdatedStep(launched, tuple(sampled), tuple(scored))
 
     def fail_step(self, message: str) -> None:
         """End the requests of the step that ``plan`` just returned: it could not be launched.
@@ -235,7 +238,8 @@ class Scheduler:
         capacity = len(block_ids) * self.config.block_size
         assert capacity == request.num_allocated_tokens, f"{request!r} has {len(block_ids)} blocks"
         assert request.num_computed_tokens <= capacity, repr(request)
-        assert request.num_computed_tokens < request.num_tokens, f"{request!r} has no gap"
+        has_gap = request.num_computed_tokens < request.num_tokens
+        assert has_gap or request.is_exhausted, f"{request!r} has no gap"
         assert request.num_tokens <= request.max_total_tokens, repr(request)
 
     def _drain(self) -> None:
@@ -391,7 +395,7 @@ class Scheduler:
         if num_prompt_left > 0:
             self.num_prompt_tokens_computed += min(num_tokens, num_prompt_left)
         builder.schedule(request, num_tokens)
-        if request.num_tokens == request.max_total_tokens:
+        if request.is_exhausted:
             self._exhausted.append(request)
         if num_tokens > 1 or request.num_computed_tokens % self.config.block_size == 0:
             self._seal(request)
@@ -422,6 +426,20 @@ class Scheduler:
             elif len(request.token_ids) == request.max_total_tokens:
                 self._finish(request, "length")
         return sampled
+
+    def _end_scored(self, launched: LaunchedStep) -> list[Request]:
+        """End requests that have no outputs to come and whose prompts are computed."""
+        step = launched.step
+        if step.num_sampled == len(step.rows):
+            return []
+        scored = []
+        for index in (~step.sample).nonzero()[0].tolist():
+            request = launched.requests[index]
+            end = step.num_computed_tokens[index] + step.num_tokens[index]
+            if end == request.max_total_tokens and not request.is_finished:
+                self._finish(request, "length")
+                scored.append(request)
+        return scored
 
     def _extend_chain(self, request: Request, changes: UpdateChanges) -> None:
         """Key the block that the newest known token has filled."""

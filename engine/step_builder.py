@@ -17,14 +17,16 @@ class StepBuilder:
         self._new_blocks: dict[int, NewBlocks] = {}
 
     def schedule(self, request: Request, num_tokens: int) -> None:
-        """Compute ``num_tokens`` more tokens of a request and sample one if that closes the gap.
+        """Compute ``num_tokens`` more tokens of a request and sample one if that closes the gap and
+        the request has one to come.
 
         Writes the request's counts as they will be after the step.
         """
         self.requests.append(request)
         self._num_tokens.append(num_tokens)
         request.num_computed_tokens += num_tokens
-        is_sampled = request.num_computed_tokens == request.num_tokens
+        is_closed = request.num_computed_tokens == request.num_tokens
+        is_sampled = is_closed and request.num_remaining_tokens > 0
         if is_sampled:
             request.num_tokens += 1
         self._sample.append(is_sampled)

@@ -81,9 +81,9 @@ class NewBlocks:
 class Step:
     """One forward pass: per scheduled row, ``num_tokens`` tokens from ``num_computed_tokens`` on.
 
-    ``sample[i]`` is True when the row's gap closes, so that the logits of its last token give the
-    next token. The executor keeps that token in the row; a later step may compute it before the
-    host has seen its id.
+    ``sample[i]`` is True when the row's gap closes and it has an output to come, so that the logits
+    of its last token give the next token. The executor keeps that token in the row; a later step
+    may compute it before the host has seen its id.
     """
 
     step_id: int

@@ -165,6 +165,7 @@ class FakeExecutor:
             new.num_computed_tokens,
             new.sampling,
             self._faults.non_finite.get(new.number),
+            has_outputs=new.sampling.num_prompt_logprobs is None,
         )
 
     def _check_readmission(self, new: NewRow, history: "FakeHistory") -> None:
@@ -199,7 +200,10 @@ class FakeExecutor:
             )
             assert end <= row.history.num_tokens, f"row {row_id} has no token {end - 1} yet"
             closes = end == row.history.num_tokens
-            assert bool(step.sample[index]) == closes, f"row {row_id}: sample must be {closes}"
+            is_scored = closes and end == row.history.num_prompt_tokens and not row.has_outputs
+            assert bool(step.sample[index]) == closes or is_scored, (
+                f"row {row_id}: sample must be {closes}"
+            )
             slots = self._find_slots(row, end)[start:]
             assert written.isdisjoint(slots.tolist()), f"row {row_id} writes another row's slots"
             written.update(slots.tolist())
@@ -288,6 +292,8 @@ class FakeRow:
     num_computed_tokens: int
     sampling: RowSampling
     non_finite_at: int | None = None
+    has_outputs: bool = True
+    """False where the row may be there for its prompt's log-probabilities alone."""
 
 
 @dataclass(eq=False, slots=True)

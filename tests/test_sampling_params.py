@@ -135,6 +135,7 @@ def test_values_that_exclude_each_other_are_refused(values, parameter):
         {"logprobs": -1},
         {"seed": -(2**63)},
         {"n": 16_384},
+        {"max_tokens": 0, "prompt_logprobs": 0},
     ],
 )
 def test_values_on_the_border_are_accepted(values):

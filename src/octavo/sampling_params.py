@@ -52,6 +52,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     max_tokens: int | None = 16
+    """None is as many as fit; 0, with ``prompt_logprobs`` alone, computes the prompt and stops."""
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -95,7 +96,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
         _check_integer("top_k", self.top_k, -1, MAX_INTEGER)
         _check_number("min_p", self.min_p, 0.0, 1.0)
         _check_optional_integer("seed", self.seed, -(2**63), 2**63 - 1)
-        _check_optional_integer("max_tokens", self.max_tokens, 1, MAX_INTEGER)
+        fewest = 1 if self.prompt_logprobs is None else 0
+        _check_optional_integer("max_tokens", self.max_tokens, fewest, MAX_INTEGER)
         _check_integer("min_tokens", self.min_tokens, 0, MAX_INTEGER)
         _check_optional_integer("logprobs", self.logprobs, -1, MAX_INTEGER)
         _check_optional_integer("prompt_logprobs", self.prompt_logprobs, -1, MAX_INTEGER)

@@ -152,6 +152,17 @@ def test_every_series_takes_two_values(metrics):
     assert changed == counts
 
 
+def test_prompts_without_output_are_counted_once_when_they_end(metrics):
+    metrics.add([make_request(number, max_tokens=0) for number in (1, 2)])
+    started = [StartedRequest(1, 101.0, 4), StartedRequest(2, 101.0, 0)]
+    finished = [FinishedRequest(1, "length"), FinishedRequest(2, "abort")]
+    metrics.update(make_outputs(now_s=102.0, started=started, finished=finished))
+    samples = scrape(metrics)
+    assert samples["prompt_tokens_total"] == 10
+    assert samples["prompt_tokens_cached_total"] == 4
+    assert samples["generation_tokens_total"] == samples["time_to_first_token_seconds_count"] == 0
+
+
 def test_nothing_that_counts_falls_when_the_core_dies(metrics):
     metrics.add([make_request(1)])
     stats = {"num_retractions": 3, "prefix_queries": 20, "prefix_hits": 4, "num_running": 1}

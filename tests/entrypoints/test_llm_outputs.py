@@ -191,17 +191,21 @@ def oracle(tiny_spm):
     return AutoModelForCausalLM.from_pretrained(tiny_spm, dtype=torch.float32).eval()
 
 
+@pytest.mark.parametrize("max_tokens", [0, 1])
 @pytest.mark.parametrize("budget", [16, 1024])
-def test_prompt_logprobs_are_those_of_the_model_also_the_second_time(tiny_spm, oracle, budget):
+def test_prompt_logprobs_are_those_of_the_model_also_the_second_time(
+    tiny_spm, oracle, budget, max_tokens
+):
     prompt = [BOS_ID, *range(100, 141)]
     with torch.no_grad():
         expected = oracle(torch.tensor([prompt])).logits[0].log_softmax(-1)
     with start(tiny_spm, block_size=16, max_num_batched_tokens=budget) as llm:
-        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2)
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, prompt_logprobs=2)
         for _ in range(2):
             (output,) = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
             first, *others = output.prompt_logprobs
             assert first is None
+            assert len(output.outputs[0].token_ids) == max_tokens
             assert [next(iter(entry)) for entry in others] == prompt[1:]
             values = [entry[token].logprob for entry, token in zip(others, prompt[1:], strict=True)]
             wanted = expected[torch.arange(41), torch.tensor(prompt[1:])].tolist()
