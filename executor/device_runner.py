@@ -19,6 +19,7 @@ from octavo.executor.graphs import EAGER_SIZES, DecodeGraphs, EditScratch
 from octavo.executor.logprobs import MAX_LOGIT_ROWS
 from octavo.executor.ops.choose import EXHAUSTED as EXHAUSTED_CODE
 from octavo.executor.ops.prepare_inputs import DeviceBatch
+from octavo.executor.ops.sample import VARIED_BATCHES
 from octavo.executor.row_uploads import RowUploads
 from octavo.executor.sampler import EXHAUSTED, NON_FINITE
 from octavo.executor.staging import Readback, ReadbackRing, UploadRing
@@ -92,8 +93,9 @@ class DeviceRunner:
 
     def compile(self) -> None:
         """Compile the kernels of steps of all kinds side by side; nothing is computed."""
+        sizes = {size for size in VARIED_BATCHES if size < self.info.num_rows}
         shapes = []
-        for num_rows in (1, self.info.num_rows):  # plans differ for few rows and many
+        for num_rows in (*sizes, self.info.num_rows):
             shapes += [StepShape.decode(num_rows), StepShape.prefill(num_rows, 2 * num_rows)]
         with torch.inference_mode(), torch.cuda.stream(self._stream), compiling_ahead():
             for shape in shapes:

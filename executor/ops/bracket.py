@@ -89,7 +89,7 @@ def _needs_total(top_k, min_p):
     return (top_k == 0) | (min_p > 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_summaries"])
 def bracket_kernel(
     logits_ptr,
     edited_ptr,

@@ -41,7 +41,7 @@ NON_FINITE = tl.constexpr(1)
 EXHAUSTED = tl.constexpr(2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits", "list_capacity", "history_length"])
 def choose_kernel(
     logits_ptr,  # (batch, vocab_size)
     edited_ptr,  # like logits, float32, or None

@@ -73,6 +73,8 @@ SUMMARY_TILE, SUMMARY_WARPS = 2048, 4
 SCAN_TILE, SCAN_WARPS = 256, 1
 CHOICE_TILE, CHOICE_WARPS = 1024, 8
 NUM_PROGRAMS, NUM_SUMMARY_PROGRAMS = 4096, 1024
+VARIED_BATCHES = (1, 64, 256)
+"""Batch sizes that need different variants of the kernels; any other shares one of these."""
 KEY_SHIFTS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 """Bits at the end of a float32 that are 0 for every value of the type."""
 
@@ -194,7 +196,7 @@ def sample(
         list_capacity,
         history.shape[1] if history is not None else 0,
         KEY_SHIFT=KEY_SHIFTS[logits.dtype],
-        SPLITS_PAD=triton.next_power_of_2(num_splits),
+        SPLITS_PAD=_pad_splits(num_splits),
         TILE=CHOICE_TILE,
         num_warps=CHOICE_WARPS,
     )
@@ -205,7 +207,12 @@ def _count_splits(num_programs: int, batch_size: int, num_tiles: int) -> int:
     return min(int(MAX_SPLITS.value), -(-num_programs // batch_size), num_tiles)
 
 
-@triton.jit
+def _pad_splits(num_splits: int) -> int:
+    """Round so that few variants of a kernel are compiled; see ``VARIED_BATCHES``."""
+    return next(pad for pad in (16, 64, int(MAX_SPLITS.value)) if num_splits <= pad)
+
+
+@triton.jit(do_not_specialize=["list_capacity"])
 def _scan_kernel(
     logits_ptr,  # (batch, vocab_size)
     edited_ptr,  # like logits, float32, or None

@@ -137,21 +137,37 @@ def test_padding_rows_leave_the_last_block_alone(tiny_spm, num_requests):
     assert outputs[0] == outputs[1]
 
 
-def test_nothing_is_compiled_after_the_start(tiny_spm):
-    executor = make_executor(tiny_spm, max_model_len=128, dtype="bfloat16")
-    compiled = []
-    knobs.runtime.jit_post_compile_hook = lambda **event: compiled.append(event["repr"])
-    try:
-        hand = ByHand(executor, lag=1)
-        admit_all(hand, 1, temperature=0.7, top_p=0.9)
-        decode(hand, 3)
-        hand.admit(1, range(10, 40), temperature=0.7)
-        hand.step({0: 1, 1: 17})
-        hand.step({0: 1, 1: 13})
-        decode(hand, 3)
-        hand.finish()
-    finally:
-        knobs.runtime.jit_post_compile_hook = None
+@pytest.fixture
+def compiled():
+    """Names of the kernels that are compiled during a test, from where it clears the list."""
+    names = []
+    knobs.runtime.jit_post_compile_hook = lambda **event: names.append(event["repr"])
+    yield names
+    knobs.runtime.jit_post_compile_hook = None
+
+
+def test_no_request_waits_for_a_compiler(tiny_spm, compiled):
+    hand = ByHand(make_executor(tiny_spm, max_model_len=128, dtype="bfloat16"), lag=1)
+    compiled.clear()
+    admit_all(hand, 1, temperature=0.7, top_p=0.9)
+    decode(hand, 3)
+    hand.admit(1, range(10, 40), temperature=0.7)
+    hand.step({0: 1, 1: 17})
+    hand.step({0: 1, 1: 13})
+    decode(hand, 3)
+    hand.finish()
+    assert compiled == []
+
+
+def test_no_size_of_batch_waits_for_a_compiler(tiny_spm, compiled):
+    runner = make_executor(tiny_spm, max_num_seqs=600, max_num_batched_tokens=1024)._runner
+    compiled.clear()
+    with torch.inference_mode(), torch.cuda.stream(runner._stream):
+        for size in runner._options.graph_sizes:
+            for has_edits in (False, True):
+                runner._upload_padding(size)
+                runner.graphs.run(size, has_edits=has_edits)
+    torch.cuda.synchronize()
     assert compiled == []
 
 
