@@ -99,6 +99,11 @@ class AsyncEngine:
         return len(self._streams)
 
     @property
+    def open_request_ids(self) -> list[str]:
+        """The ids of the requests that have not ended, the oldest first."""
+        return list(self._streams)
+
+    @property
     def stall(self) -> str | None:
         """Which request waits for what, when the core owes answers and no step ends; else None."""
         return self._stall.stall

@@ -109,7 +109,12 @@ class EngineMetrics(Collector):
         for number in list(self._open):
             self._finish(FinishedRequest(number, "error"), now_s)
         self._stats = msgspec.structs.replace(
-            self._stats, num_running=0, num_waiting=0, num_waiting_by_reason={}, num_blocks_used=0
+            self._stats,
+            num_running=0,
+            num_waiting=0,
+            num_waiting_by_reason={},
+            num_blocks_used=0,
+            is_paused=False,
         )
 
     def collect(self) -> Iterator[Metric]:
@@ -124,7 +129,7 @@ class EngineMetrics(Collector):
         yield self._request_success()
         for name, histogram in self._histograms.items():
             yield self._histogram_family(name, histogram)
-        yield from self.queue.collect(self._stats.num_waiting_by_reason)
+        yield from self.queue.collect(self._stats)
 
     def _start(self, started: StartedRequest) -> None:
         answer = self._open.get(started.number)

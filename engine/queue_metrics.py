@@ -1,11 +1,12 @@
 """API process: what answers wait for, which were refused or timed out, under Octavo's names."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from prometheus_client.core import Metric
 
 from octavo.engine.door import REFUSALS
+from octavo.engine.messages import CoreStats
 from octavo.engine.metric_families import Families
 from octavo.engine.waits import WaitKind
 
@@ -28,12 +29,16 @@ class QueueMetrics:
         """Count an answer whose time was up."""
         self._timed_out["running" if is_started else "waiting"] += 1
 
-    def collect(self, num_waiting: Mapping[str, int]) -> Iterator[Metric]:
-        """Make the series of now; ``num_waiting`` is by ``WaitKind``."""
+    def collect(self, stats: CoreStats) -> Iterator[Metric]:
+        """Make the series of now."""
+        num_waiting = stats.num_waiting_by_reason
         yield self._families.gauge(
             "octavo_num_requests_waiting_by_reason",
             "Waiting answers by what they wait for.",
             [({"reason": kind}, num_waiting.get(kind, 0)) for kind in WaitKind],
+        )
+        yield self._families.gauge(
+            "octavo_paused", "1 while the engine is paused.", [({}, stats.is_paused)]
         )
         yield self._families.gauge(
             "octavo_stall_seconds",

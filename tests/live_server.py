@@ -170,7 +170,9 @@ def running_checkpoint(path, *, options=None, **settings):
 
 
 @contextmanager
-def running_server(core=None, *, client=None, model=None, kill=lambda: None, **options):
+def running_server(
+    core=None, *, client=None, model=None, kill=lambda: None, has_admin=False, **options
+):
     """Serve a core from a thread, and stop in the end."""
     model = model or create_echo_model()
     if client is None:
@@ -180,7 +182,8 @@ def running_server(core=None, *, client=None, model=None, kill=lambda: None, **o
     options = ServerOptions(**options)
     tracker = model.create_tracker(client.info)
     engine = AsyncEngine(client, tracker, metrics, limits=options.limits)
-    service = Service(engine=engine, model=model, model_names=("tiny", "alias"))
+    names = ("tiny", "alias")
+    service = Service(engine=engine, model=model, model_names=names, has_admin_endpoints=has_admin)
     listener = bind("127.0.0.1", 0)
     listener.listen()
     server = Server(service, options, kill=kill)

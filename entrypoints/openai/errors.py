@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -12,6 +13,7 @@ from octavo.outputs import REQUEST_TIMEOUT, CompletionOutput
 
 ERROR_TYPES = {
     400: "BadRequestError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     413: "RequestTooLargeError",
@@ -23,6 +25,7 @@ ERROR_TYPES = {
 }
 STATUS_OF_REASON = {REQUEST_TIMEOUT: 504}
 """Statuses of failed answers whose ``reason_code`` is known; those of others are 500."""
+MAX_SHOWN_INPUT = 80
 CLIENT_CLOSED_REQUEST = 499
 """Nobody reads this status: the client is gone. It is for the log."""
 
@@ -41,6 +44,7 @@ def install_error_handlers(app: FastAPI) -> None:
     """Answer every exception of a route with a JSON error."""
     app.add_exception_handler(HttpError, _answer_http_error)
     app.add_exception_handler(InvalidRequestError, _answer_invalid_request)
+    app.add_exception_handler(RequestValidationError, _answer_invalid_parameter)
     app.add_exception_handler(QueueFullError, _answer_queue_full)
     app.add_exception_handler(EngineDeadError, _answer_engine_dead)
     app.add_exception_handler(HTTPException, _answer_http_exception)
@@ -89,6 +93,14 @@ async def _answer_http_error(_: Request, error: Exception) -> Response:
 async def _answer_invalid_request(_: Request, error: Exception) -> Response:
     assert isinstance(error, InvalidRequestError)
     return error_response(400, error.message, parameter=error.parameter)
+
+
+async def _answer_invalid_parameter(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    name = ".".join(map(str, first["loc"][1:]))  # behind the part of the request that it is in
+    shown = repr(first["input"])[:MAX_SHOWN_INPUT]
+    return error_response(400, f"{name} is {shown}: {first['msg']}", parameter=name)
 
 
 async def _answer_queue_full(_: Request, error: Exception) -> Response:

@@ -27,8 +27,10 @@ class InformationEndpoints:
         """Say whether new requests are admitted and open ones make progress: 200 or 503."""
         if self._service.is_draining:
             return error_response(503, "the server is shutting down")
-        stall = self._service.engine.stall
-        if stall is not None:
+        engine = self._service.engine
+        if engine.is_paused and engine.death is None:
+            return error_response(503, "the engine is paused", reason_code="paused")
+        if (stall := engine.stall) is not None:
             return error_response(503, stall, reason_code="stalled")
         return await self.health()
 

@@ -5,13 +5,12 @@ from typing import Any, TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
-from octavo.entrypoints.openai.errors import HttpError
+from octavo.entrypoints.openai.errors import MAX_SHOWN_INPUT, HttpError
 from octavo.errors import InvalidRequestError
 
 Body = TypeVar("Body", bound=BaseModel)
 
 MAX_BODY_BYTES = 32 * 2**20
-MAX_SHOWN_INPUT = 80
 
 
 async def read_body(request: Request, body_type: type[Body]) -> Body:

@@ -16,6 +16,7 @@ class Service:
     model: ServedModel
     model_names: tuple[str, ...]
     """Requests may use any; the first stands for them all in the metrics."""
+    has_admin_endpoints: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     """True when the server ends: what is open goes on, nothing new is admitted."""

@@ -26,6 +26,7 @@ GAUGES = {
     "num_requests_running",
     "num_requests_waiting",
     "kv_cache_usage_perc",
+    "octavo_paused",
     "octavo_stall_seconds",
     'num_requests_waiting_by_reason{reason="capacity"}',
     'num_requests_waiting_by_reason{reason="deferred"}',
@@ -127,6 +128,7 @@ def test_every_series_takes_two_values(metrics):
             num_retractions=1,
             prefix_queries=20,
             prefix_hits=4,
+            is_paused=True,
         )
     )
     metrics.queue.measure_stall = lambda: 61.0
