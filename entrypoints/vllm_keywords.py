@@ -65,6 +65,13 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "trust_remote_code": (False,),
 }
 
+VALUE_ALIASES: dict[str, dict[object, object]] = {
+    "dtype": {"half": "float16", "float": "float32"},
+    "long_prefill_token_threshold": {0: None},
+    "max_model_len": {-1: None, "auto": None},
+}
+"""vLLM's other words for values of settings that both have."""
+
 
 def create_engine_config(keywords: Mapping[str, Any]) -> EngineConfig:
     """Build the settings from keywords.
@@ -92,6 +99,8 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
     """Return a value of the setting's type; a path is as good as its text."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
+    if type(value) in (str, int):
+        value = VALUE_ALIASES.get(name, {}).get(value, value)
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:

@@ -4,13 +4,14 @@ Each sub-command is a module of this folder with ``add_arguments(parser)`` and `
 Only the one that is called is imported, so that help takes no time.
 """
 
+import os
 import sys
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from importlib import import_module
 
 from octavo import __version__
 from octavo.config import let_idle_threads_sleep
+from octavo.entrypoints.cli.parser import EXIT_REFUSED, CommandParser
 from octavo.errors import ConfigError, InvalidRequestError, OctavoError
 
 COMMANDS = {
@@ -22,7 +23,6 @@ COMMANDS = {
     "replay": "take a scheduler's journal again and compare every decision",
     "generate": "complete prompts on this machine and print the text as it comes",
 }
-EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
 
 
@@ -33,6 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     let_idle_threads_sleep()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_INTERRUPTED
+
+
+def _run(arguments: Sequence[str]) -> int:
     args = _create_parser(chosen=arguments[0] if arguments else None).parse_args(arguments)
     command = import_module(f"octavo.entrypoints.cli.{args.command}")
     try:
@@ -46,9 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _create_parser(chosen: str | None) -> ArgumentParser:
+def _create_parser(chosen: str | None) -> CommandParser:
     """Return the parser; of the commands, only the chosen one knows its arguments."""
-    parser = ArgumentParser(prog="octavo", description="Serve large language models.")
+    parser = CommandParser(prog="octavo", description="Serve large language models.")
     parser.add_argument("--version", action="version", version=f"octavo {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, description in COMMANDS.items():

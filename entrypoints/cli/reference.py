@@ -1,14 +1,17 @@
-"""Writes ``docs/configuration.md`` out of ``config.py``.
+"""Writes ``docs/configuration.md`` out of the settings of the engine and the server.
 
-Run ``python -m octavo.entrypoints.cli.reference > docs/configuration.md`` after a change there.
+Run ``python -m octavo.entrypoints.cli.reference > docs/configuration.md`` after a change of them.
 """
 
+import json
 from collections.abc import Iterator
-from dataclasses import Field, fields
+from dataclasses import MISSING, Field, fields
 from typing import Any, get_type_hints
 
 from octavo.config import EngineConfig
-from octavo.entrypoints.cli.options import KIND_NAMES, get_value_type
+from octavo.entrypoints.cli.options import FLAG_ALIASES, KIND_NAMES, get_value_type
+from octavo.entrypoints.cli.vllm_options import list_missing
+from octavo.entrypoints.server_settings import ServerSettings
 from octavo.entrypoints.vllm_keywords import NEUTRAL_VALUES
 
 HEADER = """\
@@ -18,10 +21,30 @@ Every setting is a keyword of `LLM` and an option of the commands that start an 
 `LLM(block_size=32)` is `--block-size 32`; a switch is `--enable-prefix-caching` or
 `--no-enable-prefix-caching`. Where the default is empty, it is decided at start as the meaning
 says. A value that is out of range, or does not fit the model or the machine, stops the start with
-one sentence.
+one sentence and exit status 2. On the command line numbers may have a unit: `8k` is 8,000, `8K` is
+8,192, and so on with `m`, `g` and `t`; `auto` leaves a number without a default to Octavo.
+
+## The engine
 
 | setting | default | values | meaning |
 |---|---|---|---|
+"""
+SERVER = """
+## The server
+
+Options of `octavo serve` alone. Texts are given as several values or as a JSON list.
+
+| setting | default | values | meaning |
+|---|---|---|---|
+"""
+FILE = """
+`octavo serve --config FILE.yaml` reads options from a file, under their long names with dashes or
+underscores; what the command line says wins:
+
+    model: HuggingFaceTB/SmolLM2-135M-Instruct
+    max-model-len: 8k
+    served-model-name: [small, default]
+    enforce-eager: true
 """
 ENVIRONMENT = """
 ## Environment
@@ -35,36 +58,91 @@ ENVIRONMENT = """
 Models from the Hub are kept by huggingface-hub, under its own variables.
 """
 KEYWORDS = """
-## vLLM's other keywords
+## vLLM's other keywords and flags
 
-`LLM` takes these at the values shown, so that a script which spells defaults out runs unchanged.
-Any other value is refused, because Octavo does not have what it asks for.
+`LLM` and `octavo serve` take these at the values shown, so that what spells defaults out runs
+unchanged. Any other value is refused, because Octavo does not have what it asks for.
 
-| keyword | accepted |
+| keyword of `LLM` | accepted |
 |---|---|
 """
+FLAGS = """
+| flag of `vllm serve` | accepted |
+|---|---|
+"""
+ALIASES = """
+These flags have another name here, and both are understood:
+
+| `vllm serve` | `octavo serve` |
+|---|---|
+"""
+OTHER_NAMES = {
+    "--disable-uvicorn-access-log": "--no-access-log",
+    "--cudagraph-capture-sizes 1 2 4": "--cuda-graph-sizes 1,2,4",
+}
 
 
 def render_configuration() -> str:
     """Return the document's text."""
-    hints = get_type_hints(EngineConfig)
-    settings = "".join(_render_setting(item, hints[item.name]) for item in fields(EngineConfig))
-    keywords = "".join(_render_keywords())
-    return HEADER + settings + ENVIRONMENT + KEYWORDS + keywords
+    parts = (
+        HEADER,
+        *_render_settings(EngineConfig),
+        SERVER,
+        *_render_settings(ServerSettings),
+        FILE,
+        ENVIRONMENT,
+        KEYWORDS,
+        *_render_keywords(),
+        FLAGS,
+        *_render_flags(),
+        ALIASES,
+        *_render_aliases(),
+    )
+    return "".join(parts)
+
+
+def _render_settings(settings: type[EngineConfig | ServerSettings]) -> Iterator[str]:
+    hints = get_type_hints(settings)
+    for setting in fields(settings):
+        yield _render_setting(setting, hints[setting.name])
 
 
 def _render_setting(setting: Field[Any], hint: Any) -> str:
     choices = setting.metadata["choices"]
     values = ", ".join(f"`{choice}`" for choice in choices)
     values = values or KIND_NAMES[get_value_type(hint)]
-    default = "" if setting.default is None else f"`{setting.default}`"
+    default = _render_default(setting.default)
     return f"| `{setting.name}` | {default} | {values} | {setting.metadata['help']} |\n"
+
+
+def _render_default(default: Any) -> str:
+    if default in (None, MISSING, "", ()):
+        return ""
+    return f"`{json.dumps(default)}`" if isinstance(default, tuple) else f"`{default}`"
 
 
 def _render_keywords() -> Iterator[str]:
     for name, values in NEUTRAL_VALUES.items():
         accepted = ", ".join(f"`{value!r}`" for value in values)
         yield f"| `{name}` | {accepted} |\n"
+
+
+def _render_flags() -> Iterator[str]:
+    for name, values in list_missing().items():
+        flag = name.replace("_", "-")
+        if any(isinstance(value, bool) for value in values):
+            accepted = [f"`--{flag}`" if value else f"`--no-{flag}`" for value in values]
+        else:
+            accepted = [f"`{value}`" if value != "" else "nothing" for value in values]
+        yield f"| `--{flag}` | {', '.join(dict.fromkeys(accepted))} |\n"
+
+
+def _render_aliases() -> Iterator[str]:
+    for name, flags in FLAG_ALIASES.items():
+        for flag in flags:
+            yield f"| `{flag}` | `--{name.replace('_', '-')}` |\n"
+    for theirs, ours in OTHER_NAMES.items():
+        yield f"| `{theirs}` | `{ours}` |\n"
 
 
 if __name__ == "__main__":

@@ -64,7 +64,9 @@ def test_wrong_command_line_exits_with_2(use_command, arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
     assert caught.value.code == 2
-    assert "usage: octavo" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith("octavo")
+    assert error.count("\n") == 1
 
 
 def test_version_is_the_packages(capsys):
@@ -74,13 +76,27 @@ def test_version_is_the_packages(capsys):
     assert capsys.readouterr().out == f"octavo {octavo.__version__}\n"
 
 
-@pytest.mark.parametrize("name", [None, "generate"])
+def test_reader_that_has_seen_enough_ends_the_command_quietly():
+    code = "import sys; from octavo.entrypoints.cli.main import main; sys.exit(main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "serve", "--help=all"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait() == 130
+
+
+@pytest.mark.parametrize("name", [None, "generate", "serve"])
 def test_help_loads_nothing_heavy(name):
     arguments = ["--help"] if name is None else [name, "--help"]
     code = (
         "import sys\nfrom octavo.entrypoints.cli.main import main\n"
         f"try:\n    main({arguments})\nexcept SystemExit as end:\n    assert end.code == 0\n"
-        "heavy = {'torch', 'transformers', 'tokenizers', 'numpy', 'fastapi'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'fastapi', 'asyncio'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
