@@ -92,7 +92,11 @@ class ChatTemplate:
         try:
             return self._render(prepared, template, options)
         except _TEMPLATE_FAILURES as error:
-            raise _refuse(f"the chat template fails for these messages: {error}") from error
+            raise InvalidRequestError(
+                f"the chat template fails for these messages: {error}",
+                parameter="messages",
+                reason_code="chat_template_failed",
+            ) from error
 
     def _find_template(self, options: ChatOptions) -> str:
         chosen = options.chat_template or self._chat_template

@@ -131,6 +131,7 @@ def _check_length(submission: Submission, info: CoreInfo) -> None:
             f"the prompt has {length} tokens, but a request may have {limit}{generated}: shorten"
             f" the prompt{_name_limit(info)}",
             parameter="prompt",
+            reason_code="prompt_too_long",
         )
     largest = int(prompt.token_ids.max())
     if largest >= info.vocab_size:

@@ -22,7 +22,7 @@ from octavo.engine.prompt import EncodedPrompt, Prompt, encode_prompt
 from octavo.engine.request_factory import RequestDefaults, RequestFactory, Submission
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequestError
-from octavo.outputs import REQUEST_TIMEOUT, RequestOutput
+from octavo.outputs import ENGINE_DEAD, REQUEST_TIMEOUT, RequestOutput
 from octavo.sampling_params import SamplingParams
 
 
@@ -136,7 +136,8 @@ class RequestTracker:
 
     def fail_all(self, message: str, now_s: float) -> list[RequestOutput]:
         """End every open request with ``error``, because the core will say nothing more."""
-        return self._end(tuple(self._answers), Finish("error", error=message), now_s)
+        finish = Finish("error", error=message, reason_code=ENGINE_DEAD)
+        return self._end(tuple(self._answers), finish, now_s)
 
     def _unfinished_numbers(self, request_ids: Iterable[str]) -> tuple[int, ...]:
         names = [name for name in dict.fromkeys(request_ids) if name in self._requests]

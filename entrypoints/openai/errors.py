@@ -1,4 +1,7 @@
-"""Every failure as a response in OpenAI's form: ``{"error": {message, type, param, code}}``."""
+"""Every failure as a response in OpenAI's form: ``{"error": {message, type, param, code}}``.
+
+A ``reason_code`` stands beside these; ``reasons`` lists them.
+"""
 
 from typing import Any
 
@@ -8,11 +11,13 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from octavo.entrypoints.openai.reasons import STATUS_OF_REASON, choose_reason
 from octavo.errors import EngineDeadError, InvalidRequestError, OctavoError, QueueFullError
-from octavo.outputs import REQUEST_TIMEOUT, CompletionOutput
+from octavo.outputs import CompletionOutput
 
 ERROR_TYPES = {
     400: "BadRequestError",
+    401: "AuthenticationError",
     403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
@@ -23,8 +28,6 @@ ERROR_TYPES = {
     503: "ServiceUnavailableError",
     504: "TimeoutError",
 }
-STATUS_OF_REASON = {REQUEST_TIMEOUT: 504}
-"""Statuses of failed answers whose ``reason_code`` is known; those of others are 500."""
 MAX_SHOWN_INPUT = 80
 CLIENT_CLOSED_REQUEST = 499
 """Nobody reads this status: the client is gone. It is for the log."""
@@ -33,11 +36,19 @@ CLIENT_CLOSED_REQUEST = 499
 class HttpError(OctavoError):
     """Refuse a request with a status of its own."""
 
-    def __init__(self, status: int, message: str, *, parameter: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        parameter: str | None = None,
+        reason_code: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.parameter = parameter
+        self.reason_code = reason_code
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -61,15 +72,16 @@ def describe_error(
         "type": ERROR_TYPES.get(status, "HTTPError"),
         "param": parameter,
         "code": status,
+        "reason_code": choose_reason(status, reason_code),
     }
-    return {"error": error if reason_code is None else error | {"reason_code": reason_code}}
+    return {"error": error}
 
 
-def describe_failure(answer: CompletionOutput, *, is_engine_dead: bool = False) -> dict[str, Any]:
+def describe_failure(answer: CompletionOutput) -> dict[str, Any]:
     """Return the body of the error with which an answer ended; its ``code`` is the status."""
-    status = STATUS_OF_REASON.get(answer.reason_code or "", 503 if is_engine_dead else 500)
-    message = answer.error or "unknown error"
-    return describe_error(status, message, reason_code=answer.reason_code)
+    reason_code = answer.reason_code or "generation_failed"
+    status = STATUS_OF_REASON[reason_code]
+    return describe_error(status, answer.error or "unknown error", reason_code=reason_code)
 
 
 def error_response(
@@ -87,12 +99,16 @@ def error_response(
 
 async def _answer_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HttpError)
-    return error_response(error.status, error.message, parameter=error.parameter)
+    return error_response(
+        error.status, error.message, parameter=error.parameter, reason_code=error.reason_code
+    )
 
 
 async def _answer_invalid_request(_: Request, error: Exception) -> Response:
     assert isinstance(error, InvalidRequestError)
-    return error_response(400, error.message, parameter=error.parameter)
+    return error_response(
+        400, error.message, parameter=error.parameter, reason_code=error.reason_code
+    )
 
 
 async def _answer_invalid_parameter(_: Request, error: Exception) -> Response:
@@ -110,7 +126,7 @@ async def _answer_queue_full(_: Request, error: Exception) -> Response:
 
 
 async def _answer_engine_dead(_: Request, error: Exception) -> Response:
-    return error_response(503, f"the engine has died: {error}")
+    return error_response(503, f"the engine has died: {error}", reason_code="engine_dead")
 
 
 async def _answer_http_exception(_: Request, error: Exception) -> Response:

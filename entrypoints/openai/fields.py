@@ -38,7 +38,9 @@ class JsonBody(BaseModel):
         for name, value in unknown.items():
             if name in self.refused and value is not None and value not in self.refused[name]:
                 raise InvalidRequestError(
-                    f"{name} is not supported by this server: leave it out", parameter=name
+                    f"{name} is not supported by this server: leave it out",
+                    parameter=name,
+                    reason_code="unsupported_parameter",
                 )
         return [name for name in unknown if name not in self.refused]
 

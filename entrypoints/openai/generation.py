@@ -63,7 +63,7 @@ class Generation:
             output = await anext(stream)  # the only one: its kind is FINAL_ONLY
         for answer in output.outputs:
             if answer.finish_reason == "error":
-                failure = describe_failure(answer, is_engine_dead=engine.death is not None)
+                failure = describe_failure(answer)
                 return _json_response(failure, headers, status=failure["error"]["code"])
         whole = self._describe(self.form.object_name) | self._describe_whole(output)
         return _json_response(whole, headers)

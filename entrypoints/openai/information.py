@@ -21,12 +21,13 @@ class InformationEndpoints:
     async def health(self) -> Response:
         """Say whether the engine lives: 200 or 503."""
         death = self._service.engine.death
-        return Response() if death is None else error_response(503, f"the engine died: {death}")
+        return Response() if death is None else _say_dead(death)
 
     async def ready(self) -> Response:
         """Say whether new requests are admitted and open ones make progress: 200 or 503."""
         if self._service.is_draining:
-            return error_response(503, "the server is shutting down")
+            text = "the server is shutting down"
+            return error_response(503, text, reason_code="shutting_down")
         engine = self._service.engine
         if engine.is_paused and engine.death is None:
             return error_response(503, "the engine is paused", reason_code="paused")
@@ -41,9 +42,10 @@ class InformationEndpoints:
             entries = await engine.explain(request_id)
         except TimeoutError:
             text = engine.stall or "the engine is in a long step: ask again"
-            raise HttpError(503, text) from None
+            raise HttpError(503, text, reason_code="stalled" if engine.stall else "busy") from None
         if not entries:
-            raise HttpError(404, f"request {request_id!r} is not known, or ended long ago")
+            text = f"request {request_id!r} is not known, or ended long ago"
+            raise HttpError(404, text, reason_code="request_not_found")
         body = {"object": "list", "data": [_describe_explanation(entry) for entry in entries]}
         return Response(msgspec.json.encode(body), media_type="application/json")
 
@@ -87,6 +89,10 @@ class InformationEndpoints:
             "max_model_len": service.engine.info.max_tokens_per_request,
             "permission": [permission],
         }
+
+
+def _say_dead(death: str) -> Response:
+    return error_response(503, f"the engine died: {death}", reason_code="engine_dead")
 
 
 def _describe_explanation(entry: RequestExplanation) -> dict[str, Any]:

@@ -44,7 +44,8 @@ def _describe(error: ValidationError) -> InvalidRequestError:
     first: Any = error.errors(include_url=False, include_context=False)[0]
     location = first["loc"]
     if not location:
-        return InvalidRequestError(f"the body cannot be read: {first['msg']}")
+        text = f"the body cannot be read: {first['msg']}"
+        return InvalidRequestError(text, reason_code="invalid_json")
     shown = repr(first["input"])[:MAX_SHOWN_INPUT]
     path = ".".join(map(str, location))
     return InvalidRequestError(f"{path} is {shown}: {first['msg']}", parameter=str(location[0]))

@@ -28,12 +28,15 @@ class Service:
             HttpError: there is no such model, or the server is ending.
         """
         if self.is_draining:
-            raise HttpError(503, "the server is shutting down")
+            raise HttpError(503, "the server is shutting down", reason_code="shutting_down")
         if name is None:
             return self.model_names[0]
         if name not in self.model_names:
             served = ", ".join(self.model_names)
             raise HttpError(
-                404, f"model {name!r} does not exist; served here: {served}", parameter="model"
+                404,
+                f"model {name!r} does not exist; served here: {served}",
+                parameter="model",
+                reason_code="model_not_found",
             )
         return name

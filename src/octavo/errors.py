@@ -20,13 +20,16 @@ class InvalidRequestError(OctavoError, ValueError):
     """Refuse a request before admission.
 
     ``parameter`` is the name of the offending field as the client wrote it, or None when it is the
-    request as a whole.
+    request as a whole; ``reason_code`` is the kind of refusal in a word that does not change.
     """
 
-    def __init__(self, message: str, *, parameter: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, parameter: str | None = None, reason_code: str = "invalid_value"
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.parameter = parameter
+        self.reason_code = reason_code
 
 
 class BatchRefusedError(InvalidRequestError):

@@ -6,6 +6,8 @@ from typing import Literal
 FinishReason = Literal["stop", "length", "abort", "error"]
 REQUEST_TIMEOUT = "request_timeout"
 """The ``reason_code`` of an answer whose time was up."""
+ENGINE_DEAD = "engine_dead"
+"""The ``reason_code`` of an answer whose engine died."""
 
 
 @dataclass(frozen=True, slots=True)

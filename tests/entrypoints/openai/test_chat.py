@@ -92,6 +92,7 @@ def test_words_of_the_template_reach_the_client():
         reply = server.post("/v1/chat/completions", {"messages": HELLO})
     assert reply.status == 400
     assert "only users may speak" in reply.json["error"]["message"]
+    assert reply.json["error"]["reason_code"] == "chat_template_failed"
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 0.0}, {"max_tokens": 3}])

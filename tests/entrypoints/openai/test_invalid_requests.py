@@ -2,6 +2,7 @@
 
 import pytest
 
+from octavo.entrypoints.openai.reasons import STATUS_OF_REASON
 from octavo.entrypoints.openai.request_body import MAX_BODY_BYTES
 
 COMPLETION = {"prompt": "ab", "max_tokens": 2}
@@ -102,8 +103,8 @@ def check_error(reply, status, parameter=None):
     assert reply.headers["content-type"] == "application/json"
     error = reply.json["error"]
     assert set(reply.json) == {"error"}
-    assert set(error) == {"message", "type", "param", "code"}
-    assert error["code"] == status
+    assert set(error) == {"message", "type", "param", "code", "reason_code"}
+    assert error["code"] == STATUS_OF_REASON[error["reason_code"]] == status
     assert error["param"] == parameter
     assert error["message"]
 
@@ -142,6 +143,20 @@ def test_bad_fields_of_completions_are_named(server):
     for fields, parameter in BAD_COMPLETION_FIELDS:
         check_both_modes(server, "/v1/completions", COMPLETION | fields, parameter)
     check_alive(server)
+
+
+def test_kinds_of_refusals_have_names_of_their_own(server):
+    reasons = {
+        "prompt_too_long": {"prompt": [5] * 4096},
+        "unsupported_parameter": {"use_beam_search": True},
+        "invalid_value": {"temperature": -1},
+        "model_not_found": {"model": "other"},
+    }
+    for reason_code, fields in reasons.items():
+        reply = server.post("/v1/completions", COMPLETION | fields)
+        assert reply.json["error"]["reason_code"] == reason_code
+    assert server.post("/v1/completions", b"{").json["error"]["reason_code"] == "invalid_json"
+    assert server.get("/v1/nothing").json["error"]["reason_code"] == "not_found"
 
 
 @pytest.mark.parametrize(("path", "body"), ENDPOINTS)

@@ -85,6 +85,6 @@ def test_dying_engine_ends_requests_and_then_the_server():
         assert server.get("/health").status == 503
         server.thread.join(TIMEOUT_S)
     assert stream.status == 200
-    assert stream.events[-1]["error"]["code"] == 500
+    assert stream.events[-1]["error"]["code"] == 503
     assert (plain.status, plain.json["error"]["code"]) == (503, 503)
     assert server.status == 1

@@ -13,6 +13,7 @@ from octavo.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
 )
+from octavo.entrypoints.openai.reasons import REASON_OF_STATUS, STATUS_OF_REASON
 from octavo.entrypoints.openai.request_body import MAX_BODY_BYTES
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -58,6 +59,14 @@ def test_every_route_is_in_the_table(server):
     routes = {(method.upper(), path) for path, methods in paths.items() for method in methods}
     documents = {("GET", path) for path in ("/docs", "/redoc", "/openapi.json")}
     assert listed == routes | documents
+
+
+def test_every_reason_is_in_the_table_with_its_status():
+    rows = read_table(SERVER, "### Reasons")
+    assert {row[0].strip("`"): int(row[1]) for row in rows} == STATUS_OF_REASON
+    assert {STATUS_OF_REASON[reason] for reason in REASON_OF_STATUS.values()} == set(
+        REASON_OF_STATUS
+    )
 
 
 def test_limits_are_those_of_the_code():
