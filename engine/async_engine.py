@@ -32,7 +32,7 @@ from octavo.engine.messages import (
     ResumeScheduling,
 )
 from octavo.engine.metrics import EngineMetrics
-from octavo.engine.open_request import OpenRequest
+from octavo.engine.open_request import InFlight, OpenRequest
 from octavo.engine.prompt import EncodedPrompt, Prompt
 from octavo.engine.questions import CoreAnswer, Questions
 from octavo.engine.request_stream import RequestStream
@@ -102,6 +102,10 @@ class AsyncEngine:
     def open_request_ids(self) -> list[str]:
         """The ids of the requests that have not ended, the oldest first."""
         return list(self._streams)
+
+    def list_open(self, limit: int) -> list[InFlight]:
+        """Describe the open requests, the oldest first, at most ``limit`` of them."""
+        return self._tracker.list_open(limit, time.monotonic())
 
     @property
     def stall(self) -> str | None:

@@ -6,8 +6,9 @@ Owns no request and no tensor; it moves messages, Steps and results between thei
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from octavo.block_manager.hashing import KeyChain, root_key
 from octavo.config import SchedulerConfig
@@ -38,6 +39,7 @@ from octavo.engine.scheduler import Scheduler, UpdatedStep
 from octavo.engine.waits import PAUSED, Holdups
 from octavo.errors import InvalidRequestError
 from octavo.executor.step import Executor, PositionLogprobs, StepHandle, StepResult
+from octavo.shown_settings import SettingValue
 
 logger = logging.getLogger(__name__)
 
@@ -61,9 +63,11 @@ class EngineCore:
         lag: int,
         journal: Journal | None = None,
         clock: Callable[[], float] = time.monotonic,
+        settings: Mapping[str, SettingValue] = MappingProxyType({}),
     ) -> None:
+        """Create a core; ``settings`` are told to whoever asks for them."""
         self.scheduler = Scheduler(config, journal)
-        self.info = _describe(executor, config)
+        self.info = _describe(executor, config, settings)
         self._executor = executor
         self._lag = lag
         self._clock = clock
@@ -325,7 +329,9 @@ def _pack_logprobs(entry: PositionLogprobs) -> LogprobEntry:
     return LogprobEntry(pack_ids(entry.ids), logprobs, entry.rank)
 
 
-def _describe(executor: Executor, config: SchedulerConfig) -> CoreInfo:
+def _describe(
+    executor: Executor, config: SchedulerConfig, settings: Mapping[str, SettingValue]
+) -> CoreInfo:
     return CoreInfo(
         max_tokens_per_request=config.max_tokens_per_request,
         max_model_len=config.max_model_len,
@@ -335,4 +341,5 @@ def _describe(executor: Executor, config: SchedulerConfig) -> CoreInfo:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         scheduling_policy=config.policy,
+        settings=dict(settings),
     )

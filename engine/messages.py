@@ -9,6 +9,7 @@ import numpy as np
 
 from octavo.executor.step import Int32Array, RowSampling
 from octavo.outputs import FinishReason
+from octavo.shown_settings import SettingValue
 
 
 def pack_ids(token_ids: "list[int] | Int32Array") -> bytes:
@@ -120,6 +121,8 @@ class CoreInfo(msgspec.Struct, frozen=True, tag=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     scheduling_policy: str
+    settings: dict[str, SettingValue] = {}
+    """What the engine was started with, as it may be shown; open settings are resolved."""
 
 
 class LogprobEntry(msgspec.Struct, frozen=True, array_like=True):

@@ -46,6 +46,18 @@ class OpenRequest:
         """The answers that are still growing."""
         return [answer for answer in self._answers if not answer.finished]
 
+    def describe(self, now_s: float) -> "InFlight":
+        """Return what may be told of the request to others than its client."""
+        return InFlight(
+            request_id=self.request_id,
+            is_started=self.metrics.first_scheduled_time is not None,
+            age_s=now_s - self.metrics.arrival_time,
+            num_answers=len(self._answers),
+            num_prompt_tokens=len(self._prompt_ids),
+            num_cached_tokens=self._num_cached_tokens,
+            num_output_tokens=sum(answer.num_tokens for answer in self._answers),
+        )
+
     @property
     def progress(self) -> str:
         """How far the request has come, in words."""
@@ -111,6 +123,20 @@ def _start_prompt_logprobs(submission: Submission) -> list[TokenLogprobs | None]
     """A prompt of one token has nothing to report, but the list that was asked for all the same."""
     is_asked = submission.params.prompt_logprobs is not None
     return [None] if is_asked and len(submission.prompt.token_ids) == 1 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFlight:
+    """An open request in numbers; nothing of its text."""
+
+    request_id: str
+    is_started: bool
+    """A step has computed something of it; it may have been retracted since."""
+    age_s: float
+    num_answers: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

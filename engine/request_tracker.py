@@ -5,6 +5,7 @@ returned to the caller, and times are arguments.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from octavo.engine.detokenizer import Detokenizer, StopStrings
 from octavo.engine.messages import (
@@ -17,7 +18,7 @@ from octavo.engine.messages import (
     FinishRequest,
     unpack_ids,
 )
-from octavo.engine.open_request import Answer, Finish, OpenRequest, read_logprobs
+from octavo.engine.open_request import Answer, Finish, InFlight, OpenRequest, read_logprobs
 from octavo.engine.prompt import EncodedPrompt, Prompt, encode_prompt
 from octavo.engine.request_factory import RequestDefaults, RequestFactory, Submission
 from octavo.engine.tokenizer import Tokenizer
@@ -49,6 +50,10 @@ class RequestTracker:
     def num_open_requests(self) -> int:
         """How many client requests have not ended."""
         return len(self._requests)
+
+    def list_open(self, limit: int, now_s: float) -> list[InFlight]:
+        """Describe the open requests, the oldest first, at most ``limit`` of them."""
+        return [request.describe(now_s) for request in islice(self._requests.values(), limit)]
 
     def encode(self, prompt: Prompt) -> EncodedPrompt:
         """Read a prompt into token ids: the slow part of ``add``, which any thread may do first.

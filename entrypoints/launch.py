@@ -19,6 +19,7 @@ from octavo.errors import ConfigError
 from octavo.executor.in_process import create_executor
 from octavo.executor.step import ExecutorInfo
 from octavo.models.source import ModelSource
+from octavo.shown_settings import SettingValue, show_settings
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ def create_core(
         scheduler_config,
         lag=1 if config.async_scheduling else 0,
         journal=_open_journal(config, scheduler_config),
+        settings=_show_resolved(config, executor.info, scheduler_config),
     )
 
 
@@ -104,6 +106,19 @@ def create_scheduler_config(
         min_deferral_tokens=config.min_deferral_tokens,
     )
     return scheduler_config if is_serving else replace(scheduler_config, ranking_window=None)
+
+
+def _show_resolved(
+    config: EngineConfig, info: ExecutorInfo, scheduler_config: SchedulerConfig
+) -> dict[str, SettingValue]:
+    """Return the settings as they may be shown, with what was decided since they were given."""
+    return {
+        **show_settings(config),
+        "dtype": info.dtype,
+        "attention_backend": info.attention_backend,
+        "max_model_len": info.max_model_len,
+        "max_num_seqs": scheduler_config.max_num_seqs,
+    }
 
 
 def _open_journal(config: EngineConfig, scheduler_config: SchedulerConfig) -> Journal | None:

@@ -149,6 +149,9 @@ class ExecutorInfo:
     """The model's own limit, or the configured one."""
     cache_namespace: bytes
     """Root of every block key: names the weights and everything else that K/V values depend on."""
+    dtype: str
+    """Of weights and K/V."""
+    attention_backend: str
 
 
 class Executor(Protocol):

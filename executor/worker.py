@@ -73,6 +73,8 @@ def create_runner(config: EngineConfig, source: ModelSource) -> ModelRunner | De
             block_size=config.block_size,
             tensor_parallel_size=config.tensor_parallel_size,
         ),
+        dtype=str(dtype).removeprefix("torch."),
+        attention_backend=_resolve_backend(config, device),
     )
     parts = RunnerParts(config, model, spec, dtype, device, info)
     if device.type == "cpu":
@@ -98,9 +100,7 @@ class RunnerParts:
 
     def create_backend(self, num_blocks: int) -> AttentionBackend:
         """Return the backend that the settings ask for, with its pool."""
-        name = self.config.attention_backend
-        if name == "auto":
-            name = "triton" if self.device.type == "cuda" else "reference"
+        name = self.info.attention_backend
         if name == "triton" and self.device.type != "cuda":
             raise ConfigError("attention_backend is triton, which needs a GPU: use reference")
         if name == "reference" and self.device.type == "cuda":
@@ -217,6 +217,12 @@ def _resolve_device(config: EngineConfig) -> torch.device:
     if config.device == "cpu" or not has_gpu:
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def _resolve_backend(config: EngineConfig, device: torch.device) -> str:
+    if config.attention_backend != "auto":
+        return config.attention_backend
+    return "triton" if device.type == "cuda" else "reference"
 
 
 def _resolve_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:

@@ -68,7 +68,14 @@ class FakeExecutor:
         faults: Faults = NO_FAULTS,
     ) -> None:
         self.info = ExecutorInfo(
-            num_blocks, block_size, num_rows, vocab_size, max_model_len, cache_namespace=b"fake"
+            num_blocks,
+            block_size,
+            num_rows,
+            vocab_size,
+            max_model_len,
+            cache_namespace=b"fake",
+            dtype="float32",
+            attention_backend="fake",
         )
         self.lag = lag
         self.steps: list[Step] = []

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from octavo.errors import ConfigError
+from octavo.shown_settings import IS_PUBLIC
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -22,8 +23,12 @@ DEVICE_DEFAULTS = {
 }
 
 
-def _setting(default: Any, help_text: str, *, choices: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"help": help_text, "choices": choices})
+def _setting(
+    default: Any, help_text: str, *, choices: tuple[str, ...] = (), is_public: bool = False
+) -> Any:
+    """Declare a field; a text is shown to others only if it ``is_public`` (see shown_settings)."""
+    metadata = {"help": help_text, "choices": choices, IS_PUBLIC: is_public}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,14 +41,18 @@ class EngineConfig:
     """
 
     model: str | None = _setting(
-        None, "Folder, .gguf file or Hub id; None is the default model, SmolLM2-135M-Instruct."
+        None,
+        "Folder, .gguf file or Hub id; None is the default model, SmolLM2-135M-Instruct.",
+        is_public=True,
     )
     tokenizer: str | None = _setting(
-        None, "Folder or Hub id of the tokenizer; None is the model's own."
+        None, "Folder or Hub id of the tokenizer; None is the model's own.", is_public=True
     )
-    revision: str | None = _setting(None, "Branch, tag or commit of the model on the Hub.")
+    revision: str | None = _setting(
+        None, "Branch, tag or commit of the model on the Hub.", is_public=True
+    )
     tokenizer_revision: str | None = _setting(
-        None, "Branch, tag or commit of the tokenizer on the Hub."
+        None, "Branch, tag or commit of the tokenizer on the Hub.", is_public=True
     )
     hf_token: str | None = _setting(
         None, "Hub access token; None uses HF_TOKEN or the stored login."
@@ -66,11 +75,12 @@ class EngineConfig:
         False, "Load no tokenizer: prompts and outputs are token ids."
     )
     chat_template: str | None = _setting(
-        None, "File or text of a chat template that replaces the model's."
+        None, "File or text of a chat template that replaces the model's.", is_public=True
     )
     generation_config: str = _setting(
         "auto",
         "Sampling defaults: auto takes the model's generation_config.json, octavo (or vllm) none.",
+        is_public=True,
     )
 
     max_model_len: int | None = _setting(
@@ -124,7 +134,7 @@ class EngineConfig:
     async_scheduling: bool | None = _setting(
         None, "Plan and launch a step before the last one's tokens are read; None: on with a GPU."
     )
-    journal: str | None = _setting(None, "File that keeps the scheduler's journal.")
+    journal: str | None = _setting(None, "File that keeps the scheduler's journal.", is_public=True)
 
     tensor_parallel_size: int = _setting(1, "Devices that share one model; only 1 runs today.")
 
@@ -198,6 +208,10 @@ class Environment:
     """OCTAVO_DEFAULT_MODEL: a .gguf file or folder to use instead of fetching the default model."""
     cache_dir: Path
     """OCTAVO_CACHE_DIR, else XDG_CACHE_HOME/octavo, else ~/.cache/octavo."""
+    api_keys: str | None = field(default=None, repr=False)
+    """OCTAVO_API_KEY: the keys of a server, with commas between them, or the one of a client."""
+    vllm_api_key: str | None = field(default=None, repr=False)
+    """VLLM_API_KEY: what OCTAVO_API_KEY is to vLLM, for one key; read if that is not set."""
 
     @classmethod
     def read(cls) -> "Environment":
@@ -207,6 +221,8 @@ class Environment:
         return cls(
             default_model=Path(default_model) if default_model else None,
             cache_dir=Path(os.environ.get("OCTAVO_CACHE_DIR") or base / "octavo"),
+            api_keys=os.environ.get("OCTAVO_API_KEY"),
+            vllm_api_key=os.environ.get("VLLM_API_KEY"),
         )
 
 

@@ -8,7 +8,14 @@ from octavo.executor.step import ExecutorInfo
 from octavo.models.source import ModelSource
 
 INFO = ExecutorInfo(
-    num_blocks=10, block_size=16, num_rows=8, vocab_size=345, max_model_len=128, cache_namespace=b""
+    num_blocks=10,
+    block_size=16,
+    num_rows=8,
+    vocab_size=345,
+    max_model_len=128,
+    cache_namespace=b"",
+    dtype="float32",
+    attention_backend="reference",
 )
 
 

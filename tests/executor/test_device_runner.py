@@ -32,6 +32,8 @@ def make_device_executor(folder, *, lag=0, num_rows=4, block_size=16, graph_size
         vocab_size=config.vocab_size,
         max_model_len=96,
         cache_namespace=b"",
+        dtype="float32",
+        attention_backend="triton",
     )
     backend = TritonBackend(
         model.kv_cache_spec(block_size), info.num_blocks, dtype=torch.float32, device="cpu"
