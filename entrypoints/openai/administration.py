@@ -101,7 +101,8 @@ class AdminEndpoints:
         Waiting requests keep their places, running ones their blocks. /ready is 503 meanwhile.
         """
         if self._service.is_draining:
-            raise HttpError(503, "the server is shutting down: it is not paused any more")
+            text = "the server is shutting down: it is not paused any more"
+            raise HttpError(503, text, reason_code="shutting_down")
         await _confirm(self._engine.pause())
         if options.mode == "abort":
             self._engine.abort_all()

@@ -1,6 +1,7 @@
 """The application and its routes."""
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
+from fastapi.responses import PlainTextResponse
 
 import octavo
 from octavo.entrypoints.openai.administration import AdminEndpoints
@@ -8,6 +9,7 @@ from octavo.entrypoints.openai.chat import ChatEndpoint
 from octavo.entrypoints.openai.completions import CompletionsEndpoint
 from octavo.entrypoints.openai.errors import install_error_handlers
 from octavo.entrypoints.openai.information import InformationEndpoints
+from octavo.entrypoints.openai.model_cards import ModelEndpoints
 from octavo.entrypoints.openai.openapi import Application, describe_generation
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from octavo.entrypoints.openai.service import Service
@@ -17,16 +19,7 @@ def create_app(service: Service) -> FastAPI:
     """Build the application that serves one engine."""
     app = Application(title="Octavo", version=octavo.__version__)
     install_error_handlers(app)
-    information = InformationEndpoints(service)
-    for path, endpoint in (
-        ("/health", information.health),
-        ("/ready", information.ready),
-        ("/version", information.version),
-        ("/metrics", information.metrics),
-        ("/v1/models", information.models),
-        ("/v1/requests/{request_id}", information.explain),
-    ):
-        app.add_api_route(path, endpoint, methods=["GET"])
+    _add_information(app, InformationEndpoints(service), ModelEndpoints(service))
     chat, completions = ChatEndpoint(service), CompletionsEndpoint(service)
     for path, post, body_type, content in (
         ("/v1/chat/completions", chat.create, ChatCompletionRequest, "message"),
@@ -39,3 +32,25 @@ def create_app(service: Service) -> FastAPI:
     if service.has_admin_endpoints:
         app.include_router(AdminEndpoints(service).router())
     return app
+
+
+def _add_information(
+    app: Application, information: InformationEndpoints, models: ModelEndpoints
+) -> None:
+    """Add the routes that read; those with a response class say nothing in JSON but errors."""
+    for path, endpoint in (
+        ("/version", information.version),
+        ("/load", information.load),
+        ("/server_info", information.server_info),
+        ("/v1/models", models.list_models),
+        ("/v1/models/{model_id:path}", models.retrieve_model),
+        ("/v1/requests/{request_id}", information.explain),
+    ):
+        app.add_api_route(path, endpoint, methods=["GET"])
+    for path, check in (("/health", information.health), ("/ready", information.ready)):
+        app.add_api_route(path, check, methods=["GET"], response_class=Response)
+    for method in ("GET", "POST"):  # what SageMaker calls a health check
+        app.add_api_route("/ping", information.health, methods=[method], response_class=Response)
+    app.add_api_route(
+        "/metrics", information.metrics, methods=["GET"], response_class=PlainTextResponse
+    )

@@ -1,15 +1,28 @@
 """GET routes: what the server is, whether it works, and its numbers."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from fastapi import Response
+from fastapi import Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel, ConfigDict, Field
 
 import octavo
 from octavo.engine.messages import RequestExplanation
+from octavo.engine.open_request import InFlight
 from octavo.entrypoints.openai.errors import HttpError, error_response
 from octavo.entrypoints.openai.service import Service
+
+
+class LoadOptions(BaseModel):
+    """Parameters of /load."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_inflight: bool = False
+    """List the open requests, the oldest first."""
+    inflight_limit: int = Field(100, ge=1, le=1_000)
+    """How many of them at most."""
 
 
 class InformationEndpoints:
@@ -53,42 +66,33 @@ class InformationEndpoints:
         """Say which version this is."""
         return {"version": octavo.__version__}
 
-    async def models(self) -> dict[str, Any]:
-        """List the names under which the model is served."""
-        cards = [self._describe_model(name) for name in self._service.model_names]
-        return {"object": "list", "data": cards}
+    async def load(self, options: Annotated[LoadOptions, Query()]) -> dict[str, Any]:
+        """Say how many requests are open, and on request which."""
+        engine = self._service.engine
+        load: dict[str, Any] = {"server_load": engine.num_open_requests}
+        if options.include_inflight:
+            entries = engine.list_open(options.inflight_limit)
+            load["inflight"] = [_describe_in_flight(entry) for entry in entries]
+        return load
+
+    async def server_info(self) -> dict[str, Any]:
+        """Tell the settings of server and engine, without what may be secret."""
+        service = self._service
+        info: dict[str, Any] = msgspec.to_builtins(service.engine.info)
+        del info["type"]
+        return {
+            "version": octavo.__version__,
+            "model_names": list(service.model_names),
+            "root": service.model.source.name,
+            "engine_settings": info.pop("settings"),
+            "server_settings": dict(service.settings),
+            "limits": info,
+        }
 
     async def metrics(self) -> Response:
         """Return the numbers of the engine in Prometheus' text format."""
         text = generate_latest(self._service.engine.metrics.registry)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
-
-    def _describe_model(self, name: str) -> dict[str, Any]:
-        service = self._service
-        permission = {
-            "id": f"modelperm-{service.created:x}",
-            "object": "model_permission",
-            "created": service.created,
-            "allow_create_engine": False,
-            "allow_sampling": True,
-            "allow_logprobs": True,
-            "allow_search_indices": False,
-            "allow_view": True,
-            "allow_fine_tuning": False,
-            "organization": "*",
-            "group": None,
-            "is_blocking": False,
-        }
-        return {
-            "id": name,
-            "object": "model",
-            "created": service.created,
-            "owned_by": "octavo",
-            "root": service.model.source.name,
-            "parent": None,
-            "max_model_len": service.engine.info.max_tokens_per_request,
-            "permission": [permission],
-        }
 
 
 def _say_dead(death: str) -> Response:
@@ -104,6 +108,18 @@ def _describe_explanation(entry: RequestExplanation) -> dict[str, Any]:
     facts["prefill_s"] = _subtract(first_token, scheduled)
     facts["decode_s"] = _subtract(ended, first_token)
     return facts
+
+
+def _describe_in_flight(entry: InFlight) -> dict[str, Any]:
+    return {
+        "id": entry.request_id,
+        "state": "running" if entry.is_started else "waiting",
+        "age_s": round(entry.age_s, 3),
+        "n": entry.num_answers,
+        "prompt_tokens": entry.num_prompt_tokens,
+        "cached_tokens": entry.num_cached_tokens,
+        "completion_tokens": entry.num_output_tokens,
+    }
 
 
 def _subtract(end: float | None, start: float | None) -> float | None:

@@ -1,11 +1,13 @@
 """What the routes of one server share."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from octavo.engine.async_engine import AsyncEngine
 from octavo.entrypoints.openai.errors import HttpError
 from octavo.entrypoints.served_model import ServedModel
+from octavo.shown_settings import SettingValue
 
 
 @dataclass(slots=True, kw_only=True)
@@ -17,6 +19,8 @@ class Service:
     model_names: tuple[str, ...]
     """Requests may use any; the first stands for them all in the metrics."""
     has_admin_endpoints: bool = False
+    settings: Mapping[str, SettingValue] = field(default_factory=dict)
+    """Of the server, as they may be shown."""
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     """True when the server ends: what is open goes on, nothing new is admitted."""
@@ -31,6 +35,15 @@ class Service:
             raise HttpError(503, "the server is shutting down", reason_code="shutting_down")
         if name is None:
             return self.model_names[0]
+        self.check_model(name)
+        return name
+
+    def check_model(self, name: str) -> None:
+        """Do nothing if this is a name of the model.
+
+        Raises:
+            HttpError: there is no such model.
+        """
         if name not in self.model_names:
             served = ", ".join(self.model_names)
             raise HttpError(
@@ -39,4 +52,3 @@ class Service:
                 parameter="model",
                 reason_code="model_not_found",
             )
-        return name

@@ -1,9 +1,14 @@
 """The GET routes, and the OpenAPI document."""
 
+from dataclasses import fields
+
 import octavo
+from octavo.config import EngineConfig
 from octavo.engine.limits import ServingLimits
 from octavo.engine.questions import Questions
-from tests.live_server import running_server
+from octavo.entrypoints.server_settings import ServerSettings
+from octavo.shown_settings import show_settings
+from tests.live_server import running_checkpoint, running_server
 
 COMPLETION = {"prompt": [5, 6, 7], "max_tokens": 4}
 
@@ -20,7 +25,8 @@ def test_dead_engine_is_reported(caplog):
         server.kill_core()
         replies = [server.get("/health"), server.get("/ready")]
         refused = server.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
-    assert [reply.status for reply in [*replies, refused]] == [503, 503, 503]
+        pings = [server.get("/ping"), server.request("POST", "/ping")]
+    assert [reply.status for reply in [*replies, *pings, refused]] == [503] * 5
     assert refused.json["error"]["type"] == "ServiceUnavailableError"
 
 
@@ -49,6 +55,12 @@ def test_engine_that_stands_still_lives_but_is_not_ready(gated, caplog):
     assert "cmpl-a (number 1)" in caplog.text
 
 
+def test_ping_is_health(server):
+    for method in ("GET", "POST"):
+        reply = server.request(method, "/ping")
+        assert (reply.status, reply.data) == (200, b"")
+
+
 def test_version(server):
     assert server.get("/version").json == {"version": octavo.__version__}
 
@@ -61,6 +73,40 @@ def test_every_served_name_has_a_model_card(server):
         assert card["max_model_len"] == 4096
         assert card["root"] == "somewhere/tiny"
         assert server.post("/v1/completions", {"model": card["id"], "prompt": "a"}).status == 200
+
+
+def test_a_model_card_is_found_by_its_name(server):
+    listed = server.get("/v1/models").json["data"]
+    for card in listed:
+        assert server.get(f"/v1/models/{card['id']}").json == card
+    for name in ("other", "somewhere/tiny", "a%2Fb", "%ED%A0%80", ".."):
+        reply = server.get(f"/v1/models/{name}")
+        assert (reply.status, reply.json["error"]["type"]) == (404, "NotFoundError")
+
+
+def test_a_name_with_slashes_is_one_name(server, monkeypatch):
+    monkeypatch.setattr(server.service, "model_names", ("meta/llama",))
+    for path in ("meta/llama", "meta%2Fllama"):
+        assert server.get(f"/v1/models/{path}").json["id"] == "meta/llama"
+
+
+def test_the_settings_are_told_with_what_was_resolved_and_no_secret(tiny_spm):
+    secret = "hf_hunter2"
+    with running_checkpoint(tiny_spm, hf_token=secret, max_num_seqs=7) as server:
+        server.service.settings = show_settings(ServerSettings())
+        reply = server.get("/server_info")
+    info = reply.json
+    assert info["version"] == octavo.__version__
+    assert info["model_names"] == ["tiny", "alias"]
+    assert set(info["engine_settings"]) == {setting.name for setting in fields(EngineConfig)}
+    assert info["engine_settings"]["model"] == str(tiny_spm)
+    assert info["engine_settings"]["max_num_seqs"] == 7
+    resolved = ("device", "dtype", "attention_backend", "max_num_batched_tokens")
+    assert [info["engine_settings"][n] for n in resolved] == ["cpu", "float32", "reference", 1_024]
+    assert info["engine_settings"]["hf_token"] == "(hidden)"
+    assert set(info["server_settings"]) == {setting.name for setting in fields(ServerSettings)}
+    assert info["limits"]["num_blocks"] == 256
+    assert b"hunter2" not in reply.data
 
 
 def test_metrics_are_prometheus_text(server):

@@ -225,7 +225,7 @@ def test_unknown_route_and_wrong_method_answer_in_json(server):
 
 def test_every_post_route_survives_every_broken_body(server):
     for path, methods in server.get("/openapi.json").json["paths"].items():
-        if "post" in methods:
+        if "requestBody" in methods.get("post", {}):
             statuses = {server.post(path, body).status for body in BAD_BODIES}
             assert statuses == {400}
     check_alive(server)

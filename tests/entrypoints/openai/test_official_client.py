@@ -25,6 +25,12 @@ def test_models_are_listed(client):
     assert [model.id for model in client.models.list()] == ["tiny", "alias"]
 
 
+def test_a_model_is_retrieved_by_its_name(client):
+    assert client.models.retrieve("alias").id == "alias"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("somebody/else")
+
+
 def test_completion(client):
     answer = client.completions.create(model="tiny", prompt="z", temperature=0, max_tokens=20)
     assert answer.choices[0].text == "abcdefghij"

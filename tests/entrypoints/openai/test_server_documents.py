@@ -15,6 +15,7 @@ from octavo.entrypoints.openai.protocol import (
 )
 from octavo.entrypoints.openai.reasons import REASON_OF_STATUS, STATUS_OF_REASON
 from octavo.entrypoints.openai.request_body import MAX_BODY_BYTES
+from tests.live_server import running_server
 
 DOCS = Path(__file__).parents[3] / "docs"
 SERVER = (DOCS / "server.md").read_text(encoding="utf-8")
@@ -67,6 +68,19 @@ def test_every_reason_is_in_the_table_with_its_status():
     assert {STATUS_OF_REASON[reason] for reason in REASON_OF_STATUS.values()} == set(
         REASON_OF_STATUS
     )
+
+
+def test_every_admin_route_is_in_its_table():
+    rows = read_table(SERVER, "## Administration")
+    with running_server(has_admin=True) as server:
+        paths = server.get("/openapi.json").json["paths"]
+    marked = {
+        (method.upper(), path)
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+        if "x-octavo-admin" in operation
+    }
+    assert {(row[0], row[1].strip("`")) for row in rows} == marked
 
 
 def test_limits_are_those_of_the_code():
