@@ -101,7 +101,7 @@ class DepthFirst(FirstComeFirstServed):
 
     def __init__(self, block_manager: BlockManager) -> None:
         self._block_manager = block_manager
-        self._tree = KeyTree()
+        self._tree = KeyTree(block_manager.pool.has_key, block_manager.pool.watch)
 
     def enter(self, request: Request) -> None:
         """Put a request into the tree under the keys that it has now."""
@@ -113,7 +113,7 @@ class DepthFirst(FirstComeFirstServed):
 
     def rank(self, waiting: Iterable[Request]) -> Iterable[Request]:
         """Walk the tree; the queue's own order plays no part."""
-        return self._tree.depth_first(self._block_manager.pool.has_key)
+        return self._tree.depth_first()
 
 
 PolicyFactory = Callable[[SchedulerConfig, BlockManager], Policy]

@@ -46,6 +46,7 @@ class Request:
 
     __slots__ = (
         "arrival_s",
+        "ending_ids",
         "finish_error",
         "finish_reason",
         "first_scheduled_s",
@@ -58,6 +59,7 @@ class Request:
         "num_prompt_tokens",
         "num_retractions",
         "num_tokens",
+        "num_tokens_to_compute",
         "number",
         "row",
         "status",
@@ -69,9 +71,15 @@ class Request:
         self.message = message
         self.number = message.number
         self.arrival_s = message.arrival_s
+        self.ending_ids = frozenset(message.eos_ids + message.stop_ids)
+        """Tokens that end the request."""
         self.token_ids = _read_ids(message.prompt)
         self.num_prompt_tokens = len(self.token_ids)
         self.max_total_tokens = self.num_prompt_tokens + message.max_tokens
+        self.num_tokens_to_compute = max(self.num_prompt_tokens, self.max_total_tokens - 1)
+        """The last output token has no successor, so it is not computed. A prompt without outputs
+        is computed to its end.
+        """
         self.status = RequestStatus.WAITING
         self.num_tokens = self.num_prompt_tokens
         """Known and promised tokens: grows when a step that samples is planned."""
@@ -115,12 +123,8 @@ class Request:
 
     @property
     def is_exhausted(self) -> bool:
-        """True when launched steps compute all that will ever be.
-
-        The last output token has no successor, so it is not computed. A prompt without outputs is
-        computed to its end.
-        """
-        return self.num_computed_tokens >= max(self.num_prompt_tokens, self.max_total_tokens - 1)
+        """True when launched steps compute all that will ever be."""
+        return self.num_computed_tokens >= self.num_tokens_to_compute
 
     @property
     def is_finished(self) -> bool:
@@ -132,13 +136,9 @@ class Request:
         assert status in TRANSITIONS[self.status], f"{self!r} cannot become {status.name}"
         self.status = status
 
-    def stop_reason_of(self, token_id: int) -> tuple[bool, int | None]:
-        """Say whether a token ends the request, and with which stop_reason (None for EOS)."""
-        if token_id in self.message.eos_ids:
-            return True, None
-        if token_id in self.message.stop_ids:
-            return True, token_id
-        return False, None
+    def stop_reason_of(self, token_id: int) -> int | None:
+        """Return the stop_reason of one of the ``ending_ids``: None for EOS."""
+        return None if token_id in self.message.eos_ids else token_id
 
 
 def _read_ids(data: bytes) -> "array[int]":

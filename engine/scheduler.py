@@ -395,7 +395,7 @@ class Scheduler:
         if num_prompt_left > 0:
             self.num_prompt_tokens_computed += min(num_tokens, num_prompt_left)
         builder.schedule(request, num_tokens)
-        if request.is_exhausted:
+        if request.num_computed_tokens >= request.num_tokens_to_compute:
             self._exhausted.append(request)
         if num_tokens > 1 or request.num_computed_tokens % self.config.block_size == 0:
             self._seal(request)
@@ -409,21 +409,22 @@ class Scheduler:
         self, launched: LaunchedStep, token_ids: list[int], changes: UpdateChanges
     ) -> list[Request | None]:
         sampled: list[Request | None] = []
+        block_size = self.config.block_size
         columns = launched.step.sample.nonzero()[0].tolist()
         for index, token_id in zip(columns, token_ids, strict=True):
             request = launched.requests[index]
-            if request.is_finished:
+            if request.status is RequestStatus.FINISHED:
                 sampled.append(None)
                 continue
             request.token_ids.append(token_id)
             sampled.append(request)
-            if len(request.token_ids) % self.config.block_size == 0:
+            num_known = len(request.token_ids)
+            if num_known % block_size == 0:
                 self._extend_chain(request, changes)
-            is_stop, stop_reason = request.stop_reason_of(token_id)
-            if is_stop:
+            if token_id in request.ending_ids:
                 changes.stopped.append(request.number)
-                self._finish(request, "stop", stop_reason=stop_reason)
-            elif len(request.token_ids) == request.max_total_tokens:
+                self._finish(request, "stop", stop_reason=request.stop_reason_of(token_id))
+            elif num_known == request.max_total_tokens:
                 self._finish(request, "length")
         return sampled
 

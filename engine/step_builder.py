@@ -25,8 +25,7 @@ class StepBuilder:
         self.requests.append(request)
         self._num_tokens.append(num_tokens)
         request.num_computed_tokens += num_tokens
-        is_closed = request.num_computed_tokens == request.num_tokens
-        is_sampled = is_closed and request.num_remaining_tokens > 0
+        is_sampled = request.num_computed_tokens == request.num_tokens < request.max_total_tokens
         if is_sampled:
             request.num_tokens += 1
         self._sample.append(is_sampled)

@@ -81,7 +81,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(
         words=st.lists(st.sampled_from(WORDS), max_size=4),
         tail=st.integers(1, 4),
-        max_tokens=st.integers(1, 12),
+        max_tokens=st.integers(0, 12),
         priority=st.integers(-2, 2),
         salt=st.sampled_from([None, None, "a"]),
         private=st.booleans(),
@@ -102,7 +102,7 @@ class CoreMachine(RuleBasedStateMachine):
         message = make_add(
             number,
             prompt,
-            max_tokens=min(max_tokens, LIMIT - len(prompt)),
+            max_tokens=min(max_tokens if skip else max(1, max_tokens), LIMIT - len(prompt)),
             sampling=sampling,
             priority=priority if self.policy == "priority" else 0,
             cache_salt=salt,

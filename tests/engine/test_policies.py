@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.block_manager.block_pool import KeyWatch
 from octavo.engine import waiting_queue
 from octavo.engine.key_tree import KeyTree
 from octavo.engine.policies import DepthFirst, LongestPrefixMatch
@@ -75,7 +76,7 @@ def test_dfs_finishes_a_subtree_before_the_next_and_begins_with_what_is_cached()
 @given(words=st.lists(st.text("abc", max_size=4), max_size=12), data=st.data())
 def test_a_tree_yields_every_prefix_group_in_one_piece(words, data):
     scheduler = make_scheduler()
-    tree = KeyTree()
+    tree = KeyTree(lambda key: False, KeyWatch())
     present = {}
     for number, word in enumerate(words):
         request = add_request(scheduler, number, spell(word))
@@ -85,7 +86,7 @@ def test_a_tree_yields_every_prefix_group_in_one_piece(words, data):
             gone = data.draw(st.sampled_from(sorted(present)))
             tree.remove(scheduler.requests[gone])
             del present[gone]
-    order = [request.number for request in tree.depth_first(lambda key: False)]
+    order = [request.number for request in tree.depth_first()]
     assert sorted(order) == sorted(present)
     for length in range(1, 5):
         prefixes = [present[n][:length] for n in order if len(present[n]) >= length]
@@ -95,7 +96,7 @@ def test_a_tree_yields_every_prefix_group_in_one_piece(words, data):
 
 def test_an_emptied_tree_keeps_nothing():
     scheduler = make_scheduler()
-    tree = KeyTree()
+    tree = KeyTree(lambda key: False, KeyWatch())
     for number, word in enumerate(["ab", "abc", "ab", "b"]):
         tree.add(
             add_request(scheduler, number, spell(word)),
