@@ -14,6 +14,8 @@ GEMV_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 TYPICAL_NUM_ROWS = 64
 """The number of rows that weights are packed for; hints of 16 and 64 give the same speed."""
+NUM_EXACT_ROWS = 16
+"""Up to here a product has its own number of rows, above it one of eight numbers an octave."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -31,9 +33,22 @@ class PackedWeight:
         self._blocks = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), TYPICAL_NUM_ROWS)
 
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return what ``linear`` returns for the weight, up to rounding."""
+        """Return what ``linear`` returns for the weight, up to rounding.
+
+        oneDNN compiles for every number of rows and keeps the code, half a megabyte a time: few
+        different numbers are asked of it, filled up with zeros.
+        """
+        num_rows = len(x)
+        if (padding := round_up(num_rows) - num_rows) > 0:
+            x = functional.pad(x, (0, 0, 0, padding))
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._blocks, bias, "none", [], "")
-        return y
+        return y[:num_rows]
+
+
+def round_up(num_rows: int) -> int:
+    """Return the number of rows that is computed: at most an eighth more."""
+    step = max(1, 2 ** (num_rows.bit_length() - 1) // (NUM_EXACT_ROWS // 2))
+    return -(-num_rows // step) * step
 
 
 def can_pack(weight: Tensor) -> bool:

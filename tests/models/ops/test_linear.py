@@ -1,12 +1,13 @@
 """Who computes a linear layer's product."""
 
+import psutil
 import pytest
 import torch
 from torch.nn import functional
 
 from octavo.models.ops import linear as linear_module
 from octavo.models.ops.gemv import gemv
-from octavo.models.ops.linear import PackedWeight, can_pack, linear
+from octavo.models.ops.linear import PackedWeight, can_pack, linear, round_up
 
 
 def make_operands(num_rows, *, device, dtype=torch.float32):
@@ -51,7 +52,7 @@ def test_a_cpu_computes_with_torch(gemv_calls):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("num_rows", [0, 1, 3, 16, 65])
+@pytest.mark.parametrize("num_rows", [0, 1, 3, 16, 17, 65])
 def test_a_packed_weight_gives_the_same_product(num_rows, dtype):
     x, weight, bias = make_operands(num_rows, device="cpu", dtype=dtype)
     if not can_pack(weight):
@@ -65,6 +66,23 @@ def test_a_packed_weight_takes_every_other_row_of_a_batch():
     x, weight, bias = make_operands(8, device="cpu")
     y = PackedWeight(weight).linear(x[::2], bias)
     torch.testing.assert_close(y, functional.linear(x[::2], weight, bias))
+
+
+def test_few_numbers_of_rows_are_computed_and_little_for_nothing():
+    counts = range(1, 1_025)
+    assert [round_up(count) for count in range(18)] == [*range(17), 18]
+    assert all(0 <= round_up(count) - count < count / 8 for count in counts)
+    assert len({round_up(count) for count in counts}) == 64
+
+
+def test_products_of_many_sizes_keep_little_memory():
+    weight = torch.randn(512, 512)
+    packed, process = PackedWeight(weight), psutil.Process()
+    packed.linear(torch.ones(1_024, 512))
+    before = process.memory_info().rss
+    for num_rows in range(1, 1_025):
+        packed.linear(torch.ones(num_rows, 512))
+    assert process.memory_info().rss - before < 128 * 2**20
 
 
 def test_a_packed_weight_is_a_copy():
