@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from octavo.block_manager.hashing import KeyChain, root_key
+from octavo.block_manager.manager import MissReason
 from octavo.config import SchedulerConfig
+from octavo.engine.growth import RetractionCause
 from octavo.engine.journal import Journal
 from octavo.engine.messages import (
     AbortRequests,
@@ -31,6 +33,7 @@ from octavo.engine.messages import (
     ResetPrefixCache,
     ResumeScheduling,
     StartedRequest,
+    StepTimes,
     pack_ids,
 )
 from octavo.engine.request import Request
@@ -123,9 +126,7 @@ class EngineCore:
         outputs = OutputColumns()
         is_planned = not self._is_paused and self._launch(now_s, outputs)
         if self._launched and (not is_planned or len(self._launched) > self._lag):
-            result = self._launched.popleft().result()
-            updated = self.scheduler.update(result)
-            self._collect(result, updated, outputs)
+            self._read_result(outputs)
         elif not is_planned and not self._is_paused:
             assert not self.scheduler.has_unfinished_requests, self._describe_stall()
         outputs.finished += self._refused
@@ -166,6 +167,8 @@ class EngineCore:
     def _launch(self, now_s: float, outputs: "OutputColumns") -> bool:
         """Plan and launch; returns whether a step was planned."""
         step = self.scheduler.plan(now_s)
+        planned_s = self._clock()
+        outputs.times["plan"] = planned_s - now_s
         if step is None:
             return False
         try:
@@ -181,6 +184,7 @@ class EngineCore:
             return True
         self._num_failed_launches = 0
         self._launched.append(handle)
+        outputs.times["launch"] = self._clock() - planned_s
         outputs.num_tokens_scheduled = int(step.num_tokens.sum())
         for new_row in step.new_rows:
             request = self.scheduler.requests[new_row.number]
@@ -188,6 +192,16 @@ class EngineCore:
                 started = StartedRequest(request.number, now_s, request.num_cached_tokens)
                 outputs.started.append(started)
         return True
+
+    def _read_result(self, outputs: "OutputColumns") -> None:
+        """Wait for the oldest launched step and apply what it produced."""
+        started_s = self._clock()
+        result = self._launched.popleft().result()
+        arrived_s = self._clock()
+        updated = self.scheduler.update(result)
+        self._collect(result, updated, outputs)
+        outputs.times["wait"] = arrived_s - started_s
+        outputs.times["update"] = self._clock() - arrived_s
 
     def _collect(self, result: StepResult, updated: UpdatedStep, outputs: "OutputColumns") -> None:
         self._store_prompt_logprobs(result, updated)
@@ -246,9 +260,11 @@ class EngineCore:
             num_blocks_used=pool.num_used,
             num_blocks=pool.num_blocks,
             num_tokens_scheduled=outputs.num_tokens_scheduled,
-            num_retractions=self.scheduler.num_retractions,
+            num_retractions=_by_name(self.scheduler.retractions),
+            num_failed_rows=self.scheduler.num_failed_rows,
             prefix_queries=prefix.num_queries,
             prefix_hits=prefix.num_hits,
+            prefix_misses=_by_name(prefix.num_misses),
             is_paused=self._is_paused,
         )
 
@@ -275,6 +291,7 @@ class OutputColumns:
     explanations: list[Explanation] = field(default_factory=list)
     done: list[Done] = field(default_factory=list)
     num_tokens_scheduled: int = 0
+    times: dict[str, float] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         has_answers = self.explanations or self.done
@@ -293,6 +310,7 @@ class OutputColumns:
             explanations=self.explanations,
             done=self.done,
             now_s=now_s,
+            times=StepTimes(**self.times),
             stats=stats,
         )
 
@@ -322,6 +340,10 @@ class PromptLogprobs:
         """Drop what is kept for a finished request."""
         self._entries.pop(request.number, None)
         self._sent.discard(request.number)
+
+
+def _by_name(counts: Mapping[MissReason, int] | Mapping[RetractionCause, int]) -> dict[str, int]:
+    return {key.value: count for key, count in counts.items()}
 
 
 def _pack_logprobs(entry: PositionLogprobs) -> LogprobEntry:

@@ -1,6 +1,7 @@
 """Core process: how many blocks the running requests are expected to grow by."""
 
 from collections.abc import Iterable
+from enum import StrEnum
 
 from octavo.block_manager.block_table import BlockSpec, blocks_needed
 from octavo.engine.request import Request
@@ -9,6 +10,15 @@ INITIAL_RATIO = 0.7
 FINAL_RATIO = 0.14  # of the initial one; start, end and steps as in SGLang's new-token-ratio
 NUM_DECAY_STEPS = 600
 MAX_TOKENS_COUNTED = 4096
+
+
+class RetractionCause(StrEnum):
+    """Who needed the block for whose lack a request was retracted."""
+
+    OWN_GROWTH = "own_growth"
+    """The request itself: it is the last in the policy's order."""
+    OTHERS_GROWTH = "others_growth"
+    """A request before it."""
 
 
 class GrowthEstimate:

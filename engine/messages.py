@@ -205,11 +205,28 @@ class CoreStats(msgspec.Struct, frozen=True, array_like=True):
     num_blocks: int = 0
     num_tokens_scheduled: int = 0
     """Of this step alone."""
-    num_retractions: int = 0
+    num_retractions: dict[str, int] = {}
+    """By ``RetractionCause``."""
+    num_failed_rows: int = 0
+    """Requests that ended because their logits were not finite."""
     prefix_queries: int = 0
     """Prompt tokens looked up at admission."""
     prefix_hits: int = 0
+    prefix_misses: dict[str, int] = {}
+    """Those not found, by ``MissReason``."""
     is_paused: bool = False
+
+
+class StepTimes(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds that one call of the core's ``step`` spent; None for parts that it did not have.
+
+    With overlap, plan and launch are those of one step, wait and update of the one before.
+    """
+
+    plan: float | None = None
+    launch: float | None = None
+    wait: float | None = None
+    update: float | None = None
 
 
 class CoreOutputs(msgspec.Struct, frozen=True, tag=True):
@@ -230,6 +247,7 @@ class CoreOutputs(msgspec.Struct, frozen=True, tag=True):
     explanations: list[Explanation] = []
     done: list[Done] = []
     now_s: float = 0.0
+    times: StepTimes = StepTimes()
     stats: CoreStats = CoreStats()
 
 

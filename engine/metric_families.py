@@ -3,7 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from octavo.engine.histogram import Histogram
 
 Samples = Sequence[tuple[Mapping[str, str], float]]
 """Labels of their own, the same in all, and values."""
@@ -22,6 +29,16 @@ class Families:
     def counter(self, name: str, help_text: str, samples: Samples) -> Metric:
         """Make a counter; its name gets the suffix ``_total``."""
         return self._fill(CounterMetricFamily, name, help_text, samples)
+
+    def histogram(
+        self, name: str, help_text: str, samples: Sequence[tuple[Mapping[str, str], Histogram]]
+    ) -> Metric:
+        """Make a histogram."""
+        family = HistogramMetricFamily(name, help_text, labels=[*self.labels, *samples[0][0]])
+        for own_labels, histogram in samples:
+            labels = [*self.labels.values(), *own_labels.values()]
+            family.add_metric(labels, histogram.cumulative_buckets(), histogram.total)
+        return family
 
     def _fill(
         self,

@@ -4,18 +4,16 @@ Reads the messages between front end and core; owns no fact about a request. Nam
 buckets are a contract with dashboards: docs/metrics.md lists them.
 """
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
 
 import msgspec
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
+from octavo.engine.histogram import Histogram, one_two_five
 from octavo.engine.messages import (
     AbortRequests,
     AddRequest,
@@ -30,6 +28,7 @@ from octavo.engine.messages import (
 )
 from octavo.engine.metric_families import Families
 from octavo.engine.queue_metrics import QueueMetrics
+from octavo.engine.step_metrics import StepMetrics
 from octavo.engine.waits import WaitKind
 from octavo.outputs import FinishReason
 
@@ -48,6 +47,12 @@ REQUEST_TIME_BUCKETS = (
 NUM_ANSWERS_BUCKETS = (1, 2, 5, 10, 20)
 NUM_PREEMPTIONS_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 STEP_TOKENS_BUCKETS = (1, *(2**power for power in range(3, 15)))
+CACHE_SETTINGS = (
+    "enable_prefix_caching",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "num_gpu_blocks_override",
+)
 
 
 class EngineMetrics(Collector):
@@ -61,6 +66,7 @@ class EngineMetrics(Collector):
         self.registry.register(self)
         self._families = Families({"model_name": model_name, "engine": "0"})
         self.queue = QueueMetrics(self._families)
+        self._steps = StepMetrics(self._families)
         self._info = info
         self._stats = CoreStats(num_blocks=info.num_blocks)
         self._open: dict[int, OpenAnswer] = {}
@@ -83,6 +89,7 @@ class EngineMetrics(Collector):
     def update(self, outputs: CoreOutputs) -> None:
         """Note what one step produced."""
         self._stats = outputs.stats
+        self._steps.observe(outputs.times)
         if outputs.stats.num_tokens_scheduled:
             self._observe("iteration_tokens_total", outputs.stats.num_tokens_scheduled)
         for started in outputs.started:
@@ -128,8 +135,9 @@ class EngineMetrics(Collector):
         yield self._prompt_tokens_by_source()
         yield self._request_success()
         for name, histogram in self._histograms.items():
-            yield self._histogram_family(name, histogram)
+            yield self._families.histogram(f"vllm:{name}", histogram.help_text, [({}, histogram)])
         yield from self.queue.collect(self._stats)
+        yield from self._steps.collect(self._stats)
 
     def _start(self, started: StartedRequest) -> None:
         answer = self._open.get(started.number)
@@ -204,12 +212,14 @@ class EngineMetrics(Collector):
     def _counters(self) -> Iterator[tuple[str, str, float]]:
         stats, prompt = self._stats, self._prompt_tokens
         queries, hits = stats.prefix_queries, stats.prefix_hits
+        num_retractions = sum(stats.num_retractions.values())
         yield "prefix_cache_queries", "Prompt tokens looked up in the cache.", queries
         yield "prefix_cache_hits", "Prompt tokens found in the cache.", hits
-        yield "num_preemptions", "Times a request lost its KV blocks.", stats.num_retractions
+        yield "num_preemptions", "Times a request lost its KV blocks.", num_retractions
         yield "prompt_tokens", "Prompt tokens that were computed to their end.", prompt.total()
         yield "prompt_tokens_cached", "Those from the cache.", prompt["local_cache_hit"]
         yield "generation_tokens", "Tokens generated.", self._num_generated
+        yield "corrupted_requests", "Requests with non-finite logits.", stats.num_failed_rows
 
     def _waiting_by_reason(self) -> Metric:
         kinds = self._stats.num_waiting_by_reason
@@ -222,9 +232,12 @@ class EngineMetrics(Collector):
         return self._families.gauge("vllm:num_requests_waiting_by_reason", help_text, samples)
 
     def _cache_config(self) -> Metric:
+        settings = self._info.settings
         labels = {
             "block_size": str(self._info.block_size),
             "num_gpu_blocks": str(self._info.num_blocks),
+            "cache_dtype": str(settings.get("dtype")),
+            **{name: str(settings.get(name)) for name in CACHE_SETTINGS},
         }
         help_text = "Settings of the KV pool, as labels."
         return self._families.gauge("vllm:cache_config_info", help_text, [(labels, 1)])
@@ -237,12 +250,6 @@ class EngineMetrics(Collector):
     def _request_success(self) -> Metric:
         samples = [({"finished_reason": reason}, num) for reason, num in self._finished.items()]
         return self._families.counter("vllm:request_success", "Ended answers.", samples)
-
-    def _histogram_family(self, name: str, histogram: "Histogram") -> Metric:
-        labels = self._families.labels
-        family = HistogramMetricFamily(f"vllm:{name}", histogram.help_text, labels=list(labels))
-        family.add_metric(list(labels.values()), histogram.cumulative_buckets(), histogram.total)
-        return family
 
 
 @dataclass(slots=True)
@@ -296,31 +303,8 @@ class OpenAnswer:
             yield "request_time_per_output_token_seconds", decode_s / (self.num_tokens - 1)
 
 
-@dataclass(slots=True)
-class Histogram:
-    """Observations by upper bound; a plain list, because one step observes for hundreds of rows."""
-
-    help_text: str
-    bounds: Sequence[float]
-    counts: list[int] = field(init=False)
-    total: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.counts = [0] * (len(self.bounds) + 1)
-
-    def observe(self, value: float, count: int = 1) -> None:
-        """Add ``count`` observations of one value."""
-        self.counts[bisect_left(self.bounds, value)] += count
-        self.total += value * count
-
-    def cumulative_buckets(self) -> list[tuple[str, float]]:
-        """Return (upper bound, how many are at most that), the last one for infinity."""
-        bounds = [*map(floatToGoString, self.bounds), "+Inf"]
-        return list(zip(bounds, accumulate(self.counts), strict=True))
-
-
 def _create_histograms(max_model_len: int) -> dict[str, Histogram]:
-    times, lengths = REQUEST_TIME_BUCKETS, _one_two_five(max_model_len)
+    times, lengths = REQUEST_TIME_BUCKETS, one_two_five(max_model_len)
     definitions: list[tuple[str, str, Sequence[float]]] = [
         ("time_to_first_token_seconds", "Arrival to first token.", TTFT_BUCKETS),
         ("inter_token_latency_seconds", "Token to token.", TOKEN_TIME_BUCKETS),
@@ -344,9 +328,3 @@ def _create_histograms(max_model_len: int) -> dict[str, Histogram]:
         ("iteration_tokens_total", "Tokens computed in a step.", STEP_TOKENS_BUCKETS),
     ]
     return {name: Histogram(help_text, bounds) for name, help_text, bounds in definitions}
-
-
-def _one_two_five(limit: int) -> list[float]:
-    """Return 1, 2, 5, 10, 20, ... up to ``limit``."""
-    decades = (10**power for power in range(len(str(limit))))
-    return [step * decade for decade in decades for step in (1, 2, 5) if step * decade <= limit]

@@ -4,7 +4,7 @@ A function of its inputs: no clock, no randomness, no environment. docs/schedule
 states and works through a step.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
@@ -14,7 +14,7 @@ from octavo.block_manager.hashing import KeyChain
 from octavo.block_manager.manager import BlockManager, Match
 from octavo.config import SchedulerConfig
 from octavo.engine.admission import AdmissionRules
-from octavo.engine.growth import GrowthEstimate
+from octavo.engine.growth import GrowthEstimate, RetractionCause
 from octavo.engine.journal import Journal, PlanDecisions, UpdateChanges
 from octavo.engine.policies import POLICIES
 from octavo.engine.request import Request, RequestStatus
@@ -70,7 +70,8 @@ class Scheduler:
         self.draining: dict[int, Request] = {}
         self.requests: dict[int, Request] = {}
         self.rules = AdmissionRules(config, self.block_manager, self.running)
-        self.num_retractions = 0
+        self.retractions: Counter[RetractionCause] = Counter()
+        self.num_failed_rows = 0
         self.num_prompt_tokens_computed = 0
         self._finished: list[Request] = []
         self._launched: deque[LaunchedStep] = deque()
@@ -78,6 +79,11 @@ class Scheduler:
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._released_rows: list[int] = []
         self._step_ids = count()
+
+    @property
+    def num_retractions(self) -> int:
+        """Retractions since the start."""
+        return self.retractions.total()
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -180,6 +186,7 @@ class Scheduler:
             request = launched.requests[index]
             if not request.is_finished:
                 changes.failed.append(request.number)
+                self.num_failed_rows += 1
                 if request.status is RequestStatus.RUNNING:
                     self.block_manager.distrust(request.number)
                 self._finish(request, "error", error=message)
@@ -312,18 +319,20 @@ class Scheduler:
                 return
             assert len(self.running) > 1, f"{request!r} alone does not fit the pool"
             victim = max(self.running.values(), key=self.policy.order_key)
-            self._retract(victim, builder)
+            is_own = victim is request
+            cause = RetractionCause.OWN_GROWTH if is_own else RetractionCause.OTHERS_GROWTH
+            self._retract(victim, builder, cause)
             yield victim
-            if victim is request:
+            if is_own:
                 return
 
-    def _retract(self, request: Request, builder: StepBuilder) -> None:
+    def _retract(self, request: Request, builder: StepBuilder, cause: RetractionCause) -> None:
         assert request.row is not None
         builder.drop_blocks(request.row)
         self._leave_running(request)
         request.move_to(RequestStatus.RETRACTED)
         request.num_retractions += 1
-        self.num_retractions += 1
+        self.retractions[cause] += 1
         self.waiting.add(request)
 
     def _admit(

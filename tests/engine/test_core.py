@@ -104,3 +104,64 @@ def test_steps_in_the_middle_of_a_prompt_are_reported():
     run.core.apply([make_add(0, 12)])
     assert run.step().stats.num_tokens_scheduled == 4
     assert run.step().stats.num_tokens_scheduled == 4
+
+
+class TickingClock:
+    """Every reading is a millisecond after the one before."""
+
+    def __init__(self):
+        self.now_ms = 0
+
+    def __call__(self):
+        self.now_ms += 1
+        return self.now_ms / 1000
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_the_parts_of_a_step_are_timed_where_there_are_any(lag):
+    run = make_core(lag=lag)
+    run.core._clock = TickingClock()
+    run.core.apply([make_add(0, max_tokens=2)])
+    first, last = run.step().times, run.step().times
+    assert first.plan == first.launch == pytest.approx(0.001)
+    assert (first.wait is None) is (lag == 1)
+    assert last.wait == pytest.approx(0.001)
+    assert last.update >= last.wait
+
+
+def test_retractions_are_counted_by_who_needed_the_blocks():
+    run = make_core(num_blocks=4)
+    run.core.apply([make_add(0, 6, max_tokens=8), make_add(1, 6, max_tokens=8)])
+    while run.core.has_work:
+        outputs = run.step()
+    assert outputs.stats.num_retractions == {"others_growth": 1}
+    run = make_core(num_blocks=4)
+    run.core.apply([make_add(0, 5, max_tokens=10), make_add(1, 8, max_tokens=8)])
+    while run.core.has_work:
+        outputs = run.step()
+    assert outputs.stats.num_retractions == {"own_growth": 1}
+
+
+def test_rows_without_finite_logits_are_counted():
+    run = make_core(executor_options={"faults": Faults(non_finite={1: 6})})
+    run.core.apply([make_add(0), make_add(1)])
+    while run.core.has_work:
+        outputs = run.step()
+    assert outputs.stats.num_failed_rows == 1
+
+
+def test_misses_are_told_by_their_reasons():
+    run = make_core(num_blocks=8)
+    messages = [
+        make_add(0, list(range(10, 27)), max_tokens=2),
+        make_add(1, list(range(10, 27)), max_tokens=2),
+        make_add(2, 28, max_tokens=2),
+        make_add(3, list(range(10, 27)), max_tokens=2),
+        make_add(4, list(range(10, 27)), max_tokens=2, skip_reading_prefix_cache=True),
+    ]
+    for message in messages:
+        run.run([message])
+    run.core.apply([ExplainRequest("0", 1)])
+    stats = run.step().stats
+    assert stats.prefix_misses == {"cold": 40, "tail": 7, "evicted": 16, "recompute": 17}
+    assert sum(stats.prefix_misses.values()) + stats.prefix_hits == stats.prefix_queries

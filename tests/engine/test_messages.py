@@ -22,6 +22,7 @@ from octavo.engine.messages import (
     ResetPrefixCache,
     ResumeScheduling,
     StartedRequest,
+    StepTimes,
     pack_ids,
     unpack_ids,
 )
@@ -106,7 +107,14 @@ def test_what_the_front_end_sends_arrives(message):
             ],
             done=[Done(5), Done(6, num_blocks_dropped=7)],
             now_s=2.5,
-            stats=CoreStats(num_running=2, prefix_hits=48, is_paused=True),
+            times=StepTimes(plan=0.5, wait=0.25),
+            stats=CoreStats(
+                num_running=2,
+                num_retractions={"own_growth": 1},
+                prefix_hits=48,
+                prefix_misses={"tail": 3},
+                is_paused=True,
+            ),
         ),
         CoreDied("out of memory"),
     ],

@@ -1,11 +1,15 @@
 """Scripted lives of requests, and what a scrape shows of them."""
 
+import re
+
 import msgspec
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from octavo.block_manager.manager import MissReason
 from octavo.engine.door import REFUSALS
+from octavo.engine.growth import RetractionCause
 from octavo.engine.messages import (
     AbortRequests,
     AddRequest,
@@ -15,6 +19,7 @@ from octavo.engine.messages import (
     FinishedRequest,
     FinishRequest,
     StartedRequest,
+    StepTimes,
     pack_ids,
 )
 from octavo.engine.metrics import EngineMetrics
@@ -33,7 +38,10 @@ GAUGES = {
     *(f'octavo_num_requests_waiting_by_reason{{reason="{kind}"}}' for kind in WaitKind),
 }
 COUNTERS = {
+    "corrupted_requests_total",
     "generation_tokens_total",
+    *(f'octavo_retractions_total{{cause="{cause}"}}' for cause in RetractionCause),
+    *(f'octavo_prefix_cache_miss_tokens_total{{reason="{reason}"}}' for reason in MissReason),
     "num_preemptions_total",
     'octavo_request_timeouts_total{state="running"}',
     'octavo_request_timeouts_total{state="waiting"}',
@@ -70,6 +78,9 @@ HISTOGRAMS = {
 }
 
 
+STEP_PARTS = ("plan", "launch", "wait", "update")
+
+
 def make_request(number, *, num_prompt_tokens=10, max_tokens=8, arrival_s=100.0):
     return AddRequest(
         number=number,
@@ -81,13 +92,14 @@ def make_request(number, *, num_prompt_tokens=10, max_tokens=8, arrival_s=100.0)
     )
 
 
-def make_outputs(numbers=(), *, now_s, started=(), finished=(), **stats):
+def make_outputs(numbers=(), *, now_s, started=(), finished=(), times=None, **stats):
     return CoreOutputs(
         numbers=list(numbers),
         token_ids=pack_ids([7] * len(numbers)),
         started=list(started),
         finished=list(finished),
         now_s=now_s,
+        times=times or StepTimes(),
         stats=CoreStats(num_blocks=ECHO_INFO.num_blocks, **stats),
     )
 
@@ -125,10 +137,13 @@ def test_every_series_takes_two_values(metrics):
             num_waiting_by_reason=dict.fromkeys(WaitKind, 1),
             num_blocks_used=512,
             num_tokens_scheduled=16,
-            num_retractions=1,
+            num_retractions=dict.fromkeys(RetractionCause, 1),
+            num_failed_rows=1,
             prefix_queries=20,
             prefix_hits=4,
+            prefix_misses=dict.fromkeys(MissReason, 3),
             is_paused=True,
+            times=StepTimes(0.001, 0.002, 0.003, 0.004),
         )
     )
     metrics.queue.measure_stall = lambda: 61.0
@@ -149,7 +164,12 @@ def test_every_series_takes_two_values(metrics):
 
     assert {name for name in GAUGES if before[name] == during[name]} == set()
     assert {name for name in GAUGES if after[name] != 0} == set()
-    counts = COUNTERS | {f"{n}_count" for n in HISTOGRAMS} | {f"{n}_sum" for n in HISTOGRAMS}
+    histograms = [f"{name}_{what}" for name in HISTOGRAMS for what in ("count", "sum")]
+    for part in STEP_PARTS:
+        histograms += [
+            f'octavo_step_part_seconds_{what}{{part="{part}"}}' for what in ("count", "sum")
+        ]
+    counts = COUNTERS.union(histograms)
     changed = {name for name in counts if len({s[name] for s in (before, during, after)}) > 1}
     assert changed == counts
 
@@ -167,7 +187,14 @@ def test_prompts_without_output_are_counted_once_when_they_end(metrics):
 
 def test_nothing_that_counts_falls_when_the_core_dies(metrics):
     metrics.add([make_request(1)])
-    stats = {"num_retractions": 3, "prefix_queries": 20, "prefix_hits": 4, "num_running": 1}
+    stats = {
+        "num_retractions": {"own_growth": 3},
+        "num_failed_rows": 1,
+        "prefix_queries": 20,
+        "prefix_hits": 4,
+        "prefix_misses": {"cold": 16},
+        "num_running": 1,
+    }
     metrics.update(make_outputs([1], now_s=101.0, started=[StartedRequest(1, 100.5, 4)], **stats))
     before = scrape(metrics)
     metrics.fail_all(102.0)
@@ -197,7 +224,8 @@ def test_tokens_behind_an_answers_end_are_not_its_own(metrics, end):
 def test_scrape_has_no_series_that_is_not_listed(metrics):
     metrics.add([make_request(1)])
     names = {name.split("{")[0] for name in scrape(metrics)}
-    histograms = {f"{n}_{part}" for n in HISTOGRAMS for part in ("bucket", "count", "sum")}
+    families = {*HISTOGRAMS, "octavo_step_part_seconds"}
+    histograms = {f"{n}_{part}" for n in families for part in ("bucket", "count", "sum")}
     listed = {name.split("{")[0] for name in GAUGES | COUNTERS} | histograms
     assert names == listed | {"cache_config_info"}
 
@@ -242,11 +270,31 @@ def test_rows_of_one_step_are_observed_together(metrics):
     assert samples["generation_tokens_total"] == 6
 
 
-def test_settings_of_the_pool_are_labels():
-    for block_size in (16, 32):
-        metrics = EngineMetrics("tiny", msgspec.structs.replace(ECHO_INFO, block_size=block_size))
-        labels = f'{{block_size="{block_size}",num_gpu_blocks="1024"}}'
-        assert scrape(metrics)[f"cache_config_info{labels}"] == 1
+@pytest.mark.parametrize("block_size", [16, 32])
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_settings_of_the_pool_are_labels(block_size, is_cached):
+    settings = {"dtype": "bfloat16", "enable_prefix_caching": is_cached}
+    info = msgspec.structs.replace(ECHO_INFO, block_size=block_size, settings=settings)
+    (name,) = (n for n in scrape(EngineMetrics("tiny", info)) if n.startswith("cache_config_info"))
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', name))
+    assert labels == {
+        "block_size": str(block_size),
+        "num_gpu_blocks": "1024",
+        "cache_dtype": "bfloat16",
+        "enable_prefix_caching": str(is_cached),
+        "gpu_memory_utilization": "None",
+        "kv_cache_memory_bytes": "None",
+        "num_gpu_blocks_override": "None",
+    }
+
+
+def test_a_part_that_a_step_did_not_have_is_not_observed(metrics):
+    metrics.update(make_outputs(now_s=1.0, times=StepTimes(plan=0.5)))
+    metrics.update(make_outputs(now_s=2.0, times=StepTimes(plan=0.25, launch=0.0)))
+    samples = scrape(metrics)
+    counts = [samples[f'octavo_step_part_seconds_count{{part="{part}"}}'] for part in STEP_PARTS]
+    assert counts == [2, 1, 0, 0]
+    assert samples['octavo_step_part_seconds_sum{part="plan"}'] == 0.75
 
 
 def test_waiting_answers_are_counted_by_what_they_wait_for(metrics):

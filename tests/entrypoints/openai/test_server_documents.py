@@ -15,6 +15,7 @@ from octavo.entrypoints.openai.protocol import (
 )
 from octavo.entrypoints.openai.reasons import REASON_OF_STATUS, STATUS_OF_REASON
 from octavo.entrypoints.openai.request_body import MAX_BODY_BYTES
+from tests.echo_core import ECHO_INFO
 from tests.live_server import running_server
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -91,8 +92,24 @@ def test_limits_are_those_of_the_code():
 
 @pytest.mark.parametrize("kind", ["gauge", "counter", "histogram"])
 def test_every_metric_is_documented_under_its_kind(server, kind):
-    section = METRICS.split(f"\n## {kind.capitalize()}s\n")[1].split("\n## ")[0]
+    section = METRICS.split(f"\n## {kind.capitalize()}s\n")[1].split("\n##")[0]
     families = text_string_to_metric_families(server.get("/metrics").data.decode())
     suffix = "_total" if kind == "counter" else ""
     exported = {family.name + suffix for family in families if family.type == kind}
     assert set(re.findall(r"^\| `([^`]+)`", section, re.MULTILINE)) == exported
+
+
+def test_the_buckets_are_those_of_the_document(server):
+    bounds = {}
+    for family in text_string_to_metric_families(server.get("/metrics").data.decode()):
+        for sample in family.samples:
+            if sample.name.endswith("_bucket"):
+                bounds.setdefault(family.name, []).append(float(sample.labels["le"]))
+    documented = {}
+    for text, names in read_table(METRICS, "### Buckets"):
+        numbers = [float(word) for word in text.partition(" ...")[0].split()]
+        if "max_model_len" in text:
+            steps = [step * 10**power for power in range(5) for step in (1, 2, 5)]
+            numbers = [step for step in steps if step <= ECHO_INFO.max_model_len]
+        documented |= {name: [*numbers, float("inf")] for name in re.findall("`([^`]+)`", names)}
+    assert {name: listed[: len(documented[name])] for name, listed in bounds.items()} == documented
