@@ -14,8 +14,8 @@ GEMV_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 TYPICAL_NUM_ROWS = 64
 """The number of rows that weights are packed for; hints of 16 and 64 give the same speed."""
-NUM_EXACT_ROWS = 16
-"""Up to here a product has its own number of rows, above it one of eight numbers an octave."""
+OCTAVE_BITS = 3
+"""Of the numbers of rows from 16 to 31 eight are computed, of those from 32 to 63 eight, ..."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -47,7 +47,7 @@ class PackedWeight:
 
 def round_up(num_rows: int) -> int:
     """Return the number of rows that is computed: at most an eighth more."""
-    step = max(1, 2 ** (num_rows.bit_length() - 1) // (NUM_EXACT_ROWS // 2))
+    step = 1 << max(0, num_rows.bit_length() - 1 - OCTAVE_BITS)
     return -(-num_rows // step) * step
 
 
