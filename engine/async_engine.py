@@ -14,7 +14,10 @@ from functools import partial
 from typing import TypeVar
 from uuid import uuid4
 
+from msgspec.structs import replace
+
 from octavo.engine.core_client import ListeningCoreClient
+from octavo.engine.delivery_log import DeliveryLog
 from octavo.engine.door import Door
 from octavo.engine.limits import NO_LIMITS, ServingLimits
 from octavo.engine.messages import (
@@ -68,6 +71,7 @@ class AsyncEngine:
         self.metrics = metrics
         self._limits = limits
         self._door = Door(limits.queue_caps)
+        self._deliveries = DeliveryLog()
         self._questions = Questions()
         self._client = client
         self._tracker = tracker
@@ -176,7 +180,11 @@ class AsyncEngine:
         messages = self._tracker.add(
             encoded, params, request_id=request_id, arrival_s=arrival_s, priority=priority
         )
-        stream = self._streams[request_id] = RequestStream(request_id, close=self.abort)
+        stream = self._streams[request_id] = RequestStream(
+            request_id,
+            close=self.abort,
+            note_delivery=partial(self._note_delivery, [message.number for message in messages]),
+        )
         if timeout_s is not None:
             remaining_s = arrival_s + timeout_s - time.monotonic()
             stream.timer = self._loop.call_later(
@@ -202,7 +210,7 @@ class AsyncEngine:
         self._end_early(*self._tracker.abort(request_ids, time.monotonic()))
 
     async def explain(self, request_id: str) -> list[RequestExplanation]:
-        """Tell what the core knows of a request, open or ended a while ago: an entry a choice.
+        """Tell what is known of a request, open or ended a while ago: an entry a choice.
 
         Raises:
             EngineDeadError: the core has died.
@@ -210,7 +218,10 @@ class AsyncEngine:
         """
         answer = await self._ask(partial(ExplainRequest, request_id))
         assert isinstance(answer, Explanation)
-        return answer.requests
+        return [
+            replace(entry, delivered_s=self._deliveries.find(entry.number))
+            for entry in answer.requests
+        ]
 
     async def pause(self) -> None:
         """Let no step be planned any more; return when the core says so. Requests stay open.
@@ -267,6 +278,9 @@ class AsyncEngine:
     def _expire(self, request_id: str, timeout_s: float) -> None:
         """End a request whose time is up; its client hears of it whatever the core is doing."""
         self._end_early(*self._tracker.expire(request_id, timeout_s, time.monotonic()))
+
+    def _note_delivery(self, numbers: Sequence[int]) -> None:
+        self._deliveries.note(numbers, time.monotonic())
 
     def _end_early(
         self, outputs: Sequence[RequestOutput], message: AbortRequests | ExpireRequests

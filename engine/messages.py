@@ -153,7 +153,7 @@ class FinishedRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the core knows of one request; times are of the core's monotonic clock."""
+    """All that is known of one request; times are of the machine's monotonic clock."""
 
     number: int
     request_id: str
@@ -169,11 +169,14 @@ class RequestExplanation(msgspec.Struct, frozen=True, kw_only=True):
     num_output_tokens: int
     num_cached_tokens: int
     num_computed_tokens: int
+    """By launched steps, also again after retractions."""
     num_retractions: int
     arrival_s: float
     first_scheduled_s: float | None
     first_token_s: float | None
     ended_s: float | None
+    delivered_s: float | None = None
+    """When the last output was taken; the core does not know it, the front end adds it."""
 
 
 class Explanation(msgspec.Struct, frozen=True):

@@ -56,8 +56,10 @@ class Request:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_deferrals",
+        "num_matched_tokens",
         "num_prompt_tokens",
         "num_retractions",
+        "num_spent_before",
         "num_tokens",
         "num_tokens_to_compute",
         "number",
@@ -87,6 +89,10 @@ class Request:
         self.num_allocated_tokens = 0
         """Tokens that the request's blocks have room for."""
         self.row: int | None = None
+        self.num_matched_tokens = 0
+        """Tokens that the present admission read from the cache."""
+        self.num_spent_before = 0
+        """Tokens that earlier admissions computed."""
         self.num_cached_tokens = 0
         self.num_retractions = 0
         self.num_deferrals = 0
@@ -120,6 +126,11 @@ class Request:
     def num_remaining_tokens(self) -> int:
         """Tokens that no launched step has promised yet."""
         return self.max_total_tokens - self.num_tokens
+
+    @property
+    def num_spent_tokens(self) -> int:
+        """Tokens that launched steps compute, also again after retractions."""
+        return self.num_spent_before + self.num_computed_tokens - self.num_matched_tokens
 
     @property
     def is_exhausted(self) -> bool:

@@ -56,7 +56,7 @@ class RequestLog:
             num_prompt_tokens=request.num_prompt_tokens,
             num_output_tokens=request.num_output_tokens,
             num_cached_tokens=request.num_cached_tokens,
-            num_computed_tokens=request.num_computed_tokens,
+            num_computed_tokens=request.num_spent_tokens,
             num_retractions=request.num_retractions,
             arrival_s=request.arrival_s,
             first_scheduled_s=request.first_scheduled_s,

@@ -14,11 +14,14 @@ class RequestStream:
     come since the last one.
     """
 
-    def __init__(self, request_id: str, *, close: Callable[[str], None]) -> None:
+    def __init__(
+        self, request_id: str, *, close: Callable[[str], None], note_delivery: Callable[[], None]
+    ) -> None:
         self.request_id = request_id
         self.timer: asyncio.TimerHandle | None = None
         """Ends the request when its time is up; cancelled when it ends before."""
         self._close = close
+        self._note_delivery = note_delivery
         self._unread: OpenRequest | RequestOutput | None = None
         self._is_ended = False
         self._waiter: asyncio.Future[None] | None = None
@@ -35,6 +38,8 @@ class RequestStream:
             await self._waiter
         unread, self._unread = self._unread, None
         assert unread is not None
+        if self._is_ended:
+            self._note_delivery()
         return unread.take_output() if isinstance(unread, OpenRequest) else unread
 
     def note(self, news: OpenRequest | RequestOutput) -> None:

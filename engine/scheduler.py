@@ -384,7 +384,7 @@ class Scheduler:
         block_ids = self.block_manager.block_ids(request.number)
         request.move_to(RequestStatus.RUNNING)
         request.row = self._free_rows.pop()
-        request.num_computed_tokens = match.num_tokens
+        request.num_matched_tokens = request.num_computed_tokens = match.num_tokens
         request.num_allocated_tokens = len(block_ids) * self.config.block_size
         self.running[request.number] = request
         builder.add_row(request, block_ids)
@@ -491,5 +491,6 @@ class Scheduler:
         self._released_rows.append(request.row)
         self._free_rows.append(request.row)
         request.row = None
-        request.num_computed_tokens = 0
+        request.num_spent_before = request.num_spent_tokens
+        request.num_matched_tokens = request.num_computed_tokens = 0
         request.num_allocated_tokens = 0

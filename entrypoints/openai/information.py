@@ -100,13 +100,14 @@ def _say_dead(death: str) -> Response:
 
 
 def _describe_explanation(entry: RequestExplanation) -> dict[str, Any]:
-    """Return the entry with durations in the place of times of the core's own clock."""
+    """Return the entry with durations in the place of times."""
     facts: dict[str, Any] = msgspec.to_builtins(entry)
     arrival, scheduled = facts.pop("arrival_s"), facts.pop("first_scheduled_s")
     first_token, ended = facts.pop("first_token_s"), facts.pop("ended_s")
     facts["queue_s"] = _subtract(scheduled, arrival)
     facts["prefill_s"] = _subtract(first_token, scheduled)
     facts["decode_s"] = _subtract(ended, first_token)
+    facts["deliver_s"] = _subtract(facts.pop("delivered_s"), ended)
     return facts
 
 
@@ -123,4 +124,5 @@ def _describe_in_flight(entry: InFlight) -> dict[str, Any]:
 
 
 def _subtract(end: float | None, start: float | None) -> float | None:
-    return None if end is None or start is None else end - start
+    # An end before the start is a client that was told before the core had ended its request.
+    return None if end is None or start is None else max(0.0, end - start)

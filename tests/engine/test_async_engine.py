@@ -48,8 +48,8 @@ def make_params(*, max_tokens=5, kind=DELTA, **fields):
     return SamplingParams(max_tokens=max_tokens, output_kind=kind, **fields)
 
 
-async def read(engine, prompt, params):
-    return [output async for output in engine.generate(prompt, params)]
+async def read(engine, prompt, params, **fields):
+    return [output async for output in engine.generate(prompt, params, **fields)]
 
 
 def test_deltas_join_to_the_whole():
@@ -380,6 +380,14 @@ def test_a_request_is_explained_while_it_waits_and_after_its_end():
             second.close()
             (ended,) = await engine.explain("second")
             assert ended.finish_reason == "abort"
+            assert ended.delivered_s is None, "nobody has read it"
+            await read(engine, [100], make_params(max_tokens=3, n=2), request_id="third")
+            times = [
+                (e.arrival_s, e.first_scheduled_s, e.first_token_s, e.ended_s, e.delivered_s)
+                for e in await engine.explain("third")
+            ]
+            assert len(times) == 2
+            assert times == [tuple(sorted(times)) for times in times]
             assert await engine.explain("nobody") == []
 
     asyncio.run(scenario())

@@ -61,6 +61,28 @@ def test_ping_is_health(server):
         assert (reply.status, reply.data) == (200, b"")
 
 
+def test_a_request_is_explained_from_its_queue_to_its_delivery(gated):
+    core, device = gated
+    with running_server(core) as server:
+        device.close()
+        collect = server.start_posts("/v1/completions", COMPLETION)
+        server.wait_until(lambda: core.scheduler.running)
+        collect_second = server.start_posts("/v1/completions", COMPLETION | {"request_id": "b"})
+        server.wait_until(lambda: server.service.engine.num_open_requests == 2)
+        device.open()
+        assert [reply.status for reply in [*collect(), *collect_second()]] == [200, 200]
+        (facts,) = server.get("/v1/requests/cmpl-b").json["data"]
+        assert server.get("/v1/requests/cmpl-nobody").status == 404
+    assert (facts["state"], facts["finish_reason"], facts["wait_reason"]) == (
+        "finished",
+        "length",
+        None,
+    )
+    counts = ("num_prompt_tokens", "num_output_tokens", "num_computed_tokens", "num_retractions")
+    assert [facts[name] for name in counts] == [3, 4, 6, 0]
+    assert all(facts[f"{part}_s"] >= 0 for part in ("queue", "prefill", "decode", "deliver"))
+
+
 def test_version(server):
     assert server.get("/version").json == {"version": octavo.__version__}
 
