@@ -17,17 +17,20 @@ from octavo.engine.chat import ChatTemplate
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request_factory import RequestDefaults
 from octavo.engine.tokenizer import Tokenizer
+from octavo.entrypoints.credentials import read_credentials
 from octavo.entrypoints.launch import create_core
 from octavo.entrypoints.openai.listener import bind
-from octavo.entrypoints.openai.server import Server, ServerOptions
+from octavo.entrypoints.openai.server import Server, choose_limits
 from octavo.entrypoints.openai.service import Service
 from octavo.entrypoints.served_model import ServedModel, load_served_model
+from octavo.entrypoints.server_settings import ServerSettings
 from octavo.models.source import ModelSource
 from octavo.sampling_params import SamplingParams
 from tests.checkpoints import build_tokenizer
 from tests.echo_core import EchoCore, ThreadClient
 
 TIMEOUT_S = 20
+NO_ENVIRONMENT = Environment(default_model=None, cache_dir=Path())
 
 
 @dataclass
@@ -78,9 +81,10 @@ class Peer:
     def get(self, path):
         return self.request("GET", path)
 
-    def post(self, path, body):
+    def post(self, path, body, headers=None):
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.request("POST", path, data, {"content-type": "application/json"})
+        headers = {"content-type": "application/json", **(headers or {})}
+        return self.request("POST", path, data, headers)
 
     def start_posts(self, path, *bodies):
         """Send requests from threads; return a function that waits for their replies."""
@@ -171,22 +175,30 @@ def running_checkpoint(path, *, options=None, **settings):
 
 @contextmanager
 def running_server(
-    core=None, *, client=None, model=None, kill=lambda: None, has_admin=False, **options
+    core=None,
+    *,
+    client=None,
+    model=None,
+    kill=lambda: None,
+    has_admin=False,
+    limits=None,
+    **settings,
 ):
-    """Serve a core from a thread, and stop in the end."""
+    """Serve a core from a thread, with some of the server's settings, and stop in the end."""
     model = model or create_echo_model()
     if client is None:
         core = core or EchoCore()
         client = ThreadClient(core)
     metrics = EngineMetrics("tiny", client.info)
-    options = ServerOptions(**options)
+    settings = ServerSettings(**settings)
+    credentials = read_credentials(settings, NO_ENVIRONMENT)
     tracker = model.create_tracker(client.info)
-    engine = AsyncEngine(client, tracker, metrics, limits=options.limits)
+    engine = AsyncEngine(client, tracker, metrics, limits=limits or choose_limits(settings))
     names = ("tiny", "alias")
     service = Service(engine=engine, model=model, model_names=names, has_admin_endpoints=has_admin)
     listener = bind("127.0.0.1", 0)
     listener.listen()
-    server = Server(service, options, kill=kill)
+    server = Server(service, settings, credentials, kill=kill)
     loop = asyncio.new_event_loop()
     live = LiveServer(listener.getsockname()[1], service, server, loop, core)
 

@@ -4,10 +4,13 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from octavo.entrypoints.cli.http_client import HttpClient, ServerError
+from octavo.entrypoints.cli.http_client import (
+    HttpClient,
+    ServerError,
+    add_connection_options,
+    create_client,
+)
 from octavo.entrypoints.cli.options import add_sampling_options, get_sampling_parameters
-
-DEFAULT_URL = "http://localhost:8000/v1"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -19,16 +22,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def add_client_options(parser: ArgumentParser) -> None:
-    """Add the options of every command that talks to a server."""
-    parser.add_argument(
-        "--url", default=DEFAULT_URL, help="where the server's API is [%(default)s]"
-    )
+    """Add the options of the commands that let a server generate."""
+    add_connection_options(parser)
     parser.add_argument("--model-name", metavar="NAME", help="model to use [the server's first]")
 
 
 def run(args: Namespace) -> int:
     """Talk until the input ends."""
-    client = HttpClient(args.url)
+    client = create_client(args)
     model_name = args.model_name or client.get_first_model()
     fields = {"model": model_name, **get_sampling_parameters(args)}
     conversation = Conversation(client, fields, args.system_prompt)

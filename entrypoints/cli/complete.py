@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 
 from octavo.entrypoints.cli.chat import add_client_options, converse, print_pieces
-from octavo.entrypoints.cli.http_client import HttpClient
+from octavo.entrypoints.cli.http_client import create_client
 from octavo.entrypoints.cli.options import add_sampling_options, get_sampling_parameters
 
 
@@ -17,7 +17,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Complete texts until the input ends."""
-    client = HttpClient(args.url)
+    client = create_client(args)
     model_name = args.model_name or client.get_first_model()
     fields = {"model": model_name, **get_sampling_parameters(args)}
 

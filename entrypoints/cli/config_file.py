@@ -54,6 +54,8 @@ def _read_mapping(path: str) -> dict[Any, Any]:
 def _write_flag(parser: CommandParser, flag: str, value: Any) -> Iterator[str]:
     """Yield the arguments for one key, in one piece where a value might look like a flag."""
     action = parser.options[flag]
+    if "\0" in str(value):
+        parser.error(f"{flag} has a character that no command line could have")
     if isinstance(value, bool):
         yield from _write_switch(parser, flag, is_on=value)
     elif action.nargs == 0:

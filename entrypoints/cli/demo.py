@@ -14,6 +14,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from octavo.config import Environment
+from octavo.entrypoints.api_keys import read_client_key
 from octavo.entrypoints.cli.generate import AnswerPrinter
 from octavo.entrypoints.cli.http_client import HttpClient, ServerError
 from octavo.outputs import CompletionOutput
@@ -43,7 +45,8 @@ def run(args: Namespace) -> int:
     print("Starting octavo serve with the default model (fetched on first use).", flush=True)
     with running_server() as url:
         print(f"The server is at {url}; {len(QUESTIONS)} clients ask it at once.\n", flush=True)
-        demo = Demo(HttpClient(url))
+        # The server reads the same environment, and wants the key that it finds there.
+        demo = Demo(HttpClient(url, api_key=read_client_key(None, Environment.read())))
         demo.run()
     demo.print_summary()
     return 1 if demo.has_failed else 0

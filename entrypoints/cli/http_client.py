@@ -1,14 +1,18 @@
 """A client of a running server, on nothing but the standard library: JSON and event streams."""
 
 import json
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
 
+from octavo.config import Environment
+from octavo.entrypoints.api_keys import read_client_key
 from octavo.errors import ConfigError, OctavoError
 
+DEFAULT_URL = "http://localhost:8000/v1"
 CONNECT_TIMEOUT_S = 10.0
 DONE = b"[DONE]"
 
@@ -17,10 +21,25 @@ class ServerError(OctavoError):
     """A server cannot be reached, refused a request, or broke a stream off; the message says so."""
 
 
+def add_connection_options(parser: ArgumentParser) -> None:
+    """Add the options of every command that talks to a server."""
+    parser.add_argument(
+        "--url", default=DEFAULT_URL, help="where the server's API is [%(default)s]"
+    )
+    parser.add_argument(
+        "--api-key", metavar="KEY", help="the server's key [the first in OCTAVO_API_KEY]"
+    )
+
+
+def create_client(args: Namespace) -> "HttpClient":
+    """Return a client of the server that these options name."""
+    return HttpClient(args.url, api_key=read_client_key(args.api_key, Environment.read()))
+
+
 class HttpClient:
     """Sends requests to one server; each has a connection of its own, so threads may share it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, api_key: str | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"the URL is {url!r}; it must be like http://localhost:8000")
@@ -28,6 +47,7 @@ class HttpClient:
         self._connection_type = HTTPConnection if parts.scheme == "http" else HTTPSConnection
         self._address = parts.hostname, parts.port
         self._prefix = parts.path.rstrip("/")
+        self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
 
     def get(self, path: str) -> bytes:
         """Return the body of a GET request.
@@ -71,7 +91,7 @@ class HttpClient:
     def _send(
         self, connection: HTTPConnection, method: str, path: str, body: str | None
     ) -> HTTPResponse:
-        headers = {"content-type": "application/json"} if body else {}
+        headers = self._headers | ({"content-type": "application/json"} if body else {})
         try:
             connection.connect()
             connection.sock.settimeout(None)  # an answer may take its time

@@ -15,9 +15,10 @@ from octavo.entrypoints.openai.protocol import ChatCompletionRequest, Completion
 from octavo.entrypoints.openai.service import Service
 
 
-def create_app(service: Service) -> FastAPI:
+def create_app(service: Service, *, has_documents: bool = True) -> FastAPI:
     """Build the application that serves one engine."""
-    app = Application(title="Octavo", version=octavo.__version__)
+    documents = {} if has_documents else dict.fromkeys(("docs_url", "redoc_url", "openapi_url"))
+    app = Application(title="Octavo", version=octavo.__version__, **documents)
     install_error_handlers(app)
     _add_information(app, InformationEndpoints(service), ModelEndpoints(service))
     chat, completions = ChatEndpoint(service), CompletionsEndpoint(service)

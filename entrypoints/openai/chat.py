@@ -11,6 +11,7 @@ from octavo.entrypoints.openai.forms import ChatForm
 from octavo.entrypoints.openai.generation import Generation
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest
 from octavo.entrypoints.openai.request_body import read_body
+from octavo.entrypoints.openai.request_ids import choose_request_id
 from octavo.entrypoints.openai.service import Service
 from octavo.errors import InvalidRequestError
 
@@ -34,6 +35,7 @@ class ChatEndpoint:
             raise InvalidRequestError("the engine runs without a tokenizer: use /v1/completions")
         encode = partial(_encode, model.chat_template, body)
         generation = Generation(
+            request_id=choose_request_id(request, body.request_id),
             model_name=self._service.choose_model(body.model),
             ignored_fields=body.check_fields(),
             params=body.to_sampling_params(model.sampling_defaults),

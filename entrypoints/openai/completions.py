@@ -9,6 +9,7 @@ from octavo.entrypoints.openai.forms import CompletionForm
 from octavo.entrypoints.openai.generation import Generation
 from octavo.entrypoints.openai.protocol import CompletionRequest
 from octavo.entrypoints.openai.request_body import read_body
+from octavo.entrypoints.openai.request_ids import choose_request_id
 from octavo.entrypoints.openai.service import Service
 from octavo.errors import InvalidRequestError
 
@@ -29,6 +30,7 @@ class CompletionsEndpoint:
         body = await read_body(request, CompletionRequest)
         service = self._service
         generation = Generation(
+            request_id=choose_request_id(request, body.request_id),
             model_name=service.choose_model(body.model),
             ignored_fields=body.check_fields(),
             params=body.to_sampling_params(service.model.sampling_defaults),

@@ -6,9 +6,8 @@ and body as a plain request.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 from fastapi import Response
@@ -35,12 +34,12 @@ class Generation:
     form: ResponseForm
     model_name: str
     ignored_fields: Sequence[str]
-    random_id: str = field(default_factory=lambda: uuid4().hex)
+    request_id: str
 
     @property
     def response_id(self) -> str:
         """The id of the response, by which the request can be looked up."""
-        return f"{self.form.id_prefix}-{self.body.request_id or self.random_id}"
+        return f"{self.form.id_prefix}-{self.request_id}"
 
     async def respond(self, engine: AsyncEngine, receive: Receive) -> Response:
         """Admit the request and return its response.

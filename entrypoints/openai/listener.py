@@ -1,12 +1,32 @@
 """The address of a server, taken before anything else is done."""
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from octavo.entrypoints.openai.unix_socket import claimed_path
+from octavo.entrypoints.server_settings import DEFAULT_HOST, DEFAULT_PORT, ServerSettings
 from octavo.errors import ConfigError
 
 
+@contextmanager
+def open_listener(settings: ServerSettings) -> Iterator[socket.socket]:
+    """Yield a socket that nobody can connect to before it listens; free its address afterwards.
+
+    Raises:
+        ConfigError: the address cannot be used.
+    """
+    if settings.uds is not None:
+        with claimed_path(settings.uds) as listener:
+            yield listener
+        return
+    host, port = settings.host, settings.port
+    with bind(host or DEFAULT_HOST, DEFAULT_PORT if port is None else port) as listener:
+        yield listener
+
+
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that nobody can connect to before it listens; port 0 takes a free one.
+    """Return such a socket for an address of the network; port 0 takes a free one.
 
     Raises:
         ConfigError: the address cannot be used.
@@ -16,10 +36,19 @@ def bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         listener.close()
+        reason = error.strerror if isinstance(error, OSError) else "this is not a host"
         raise ConfigError(
-            f"cannot serve on {host} port {port}: {error.strerror}; choose others with --host and"
-            " --port"
+            f"cannot serve on {host} port {port}: {reason}; choose others with --host and --port"
         ) from error
     return listener
+
+
+def describe_address(listener: socket.socket, *, is_encrypted: bool) -> str:
+    """Return the URL, or the path, under which a bound socket is reached."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if is_encrypted else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

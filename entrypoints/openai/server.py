@@ -7,20 +7,25 @@ import math
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import uvicorn
 import uvloop
 
 from octavo.config import EngineConfig, Environment
 from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.door import QueueCaps
 from octavo.engine.ipc_client import IpcClient
-from octavo.engine.limits import NO_LIMITS, ServingLimits
+from octavo.engine.limits import ServingLimits
 from octavo.engine.metrics import EngineMetrics
+from octavo.entrypoints.credentials import Credentials
 from octavo.entrypoints.openai.app import create_app
+from octavo.entrypoints.openai.layers import add_layers
+from octavo.entrypoints.openai.listener import describe_address
 from octavo.entrypoints.openai.service import Service
 from octavo.entrypoints.processes import freeze_garbage
 from octavo.entrypoints.served_model import load_served_model
+from octavo.entrypoints.server_settings import ServerSettings
+from octavo.shown_settings import show_settings
 
 logger = logging.getLogger(__name__)
 
@@ -30,19 +35,13 @@ GRACE_S = 5
 """How long a client may take to read the end of its stream when the server ends."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions:
-    """What a user decides about a server besides its engine."""
-
-    served_names: tuple[str, ...] = ()
-    """Names of the model in the API; empty is the model's own."""
-    shutdown_timeout_s: float = 0.0
-    limits: ServingLimits = NO_LIMITS
-    access_log: bool = False
-
-
 def serve(
-    config: EngineConfig, client: IpcClient, listener: socket.socket, *, options: ServerOptions
+    config: EngineConfig,
+    client: IpcClient,
+    listener: socket.socket,
+    *,
+    settings: ServerSettings,
+    credentials: Credentials,
 ) -> int:
     """Load the front end's half of the model, wait for the core, serve; return the exit status.
 
@@ -51,16 +50,22 @@ def serve(
     """
     model = load_served_model(config, Environment.read())
     client.wait_until_ready()
-    names = options.served_names or (model.source.name,)
+    names = settings.served_model_name or (model.source.name,)
     metrics = EngineMetrics(names[0], client.info)
     tracker = model.create_tracker(client.info)
-    engine = AsyncEngine(client, tracker, metrics, limits=options.limits)
-    service = Service(engine=engine, model=model, model_names=names)
+    engine = AsyncEngine(client, tracker, metrics, limits=choose_limits(settings))
+    service = Service(
+        engine=engine,
+        model=model,
+        model_names=names,
+        has_admin_endpoints=settings.enable_admin_endpoints,
+        settings=show_settings(settings),
+    )
 
     freeze_garbage()
 
     async def run() -> int:
-        server = Server(service, options, kill=client.kill)
+        server = Server(service, settings, credentials, kill=client.kill)
         server.install_signal_handlers()
         return await server.run(listener)
 
@@ -68,42 +73,43 @@ def serve(
         return runner.run(run())
 
 
+def choose_limits(settings: ServerSettings) -> ServingLimits:
+    """Return what the settings say about queues and times."""
+    return ServingLimits(
+        queue_caps=QueueCaps(settings.max_queued_requests, settings.max_queued_tokens),
+        request_timeout_s=settings.request_timeout,
+        stall_timeout_s=settings.stall_timeout,
+    )
+
+
 class Server:
     """Serves one engine until it is stopped or the engine dies.
 
-    ``stop`` ends it: open requests have ``shutdown_timeout_s`` to finish, then they are aborted.
+    ``stop`` ends it: open requests have ``shutdown_timeout`` to finish, then they are aborted.
     A second ``stop`` calls ``kill``, which ends the core, and waits for nothing.
     """
 
     def __init__(
         self,
         service: Service,
-        options: ServerOptions = ServerOptions(),
+        settings: ServerSettings,
+        credentials: Credentials,
         *,
         kill: Callable[[], None] = lambda: None,
     ) -> None:
         self._service = service
         self._engine = service.engine
-        self._shutdown_timeout_s = options.shutdown_timeout_s
+        self._shutdown_timeout_s = settings.shutdown_timeout
         self._kill = kill
         self._status = 0
         self._drain: asyncio.Task[None] | None = None
-        self._address: tuple[str, int]
-        self._http = HttpServer(
-            self._announce,
-            uvicorn.Config(
-                create_app(service),
-                log_config=None,
-                access_log=options.access_log,
-                lifespan="off",
-                server_header=False,
-                timeout_graceful_shutdown=math.ceil(options.shutdown_timeout_s) + GRACE_S,
-            ),
-        )
+        self._tls = credentials.tls
+        self._address: str
+        self._http = HttpServer(self._announce, _configure_http(service, settings, credentials))
 
     async def run(self, listener: socket.socket) -> int:
         """Serve on a bound socket; return the exit status of the process."""
-        self._address = listener.getsockname()[:2]
+        self._address = describe_address(listener, is_encrypted=self._tls is not None)
         self._engine.start()
         watch = asyncio.create_task(self._end_with_engine())
         try:
@@ -137,10 +143,8 @@ class Server:
         self._drain = asyncio.create_task(self._drain_requests())
 
     def _announce(self) -> None:
-        host, port = self._address
         names = ", ".join(self._service.model_names)
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        logger.info("serving %s at %s", names, url)
+        logger.info("serving %s at %s", names, self._address)
 
     async def _drain_requests(self) -> None:
         self._http.should_exit = True  # no new connections; waits for the open ones
@@ -158,6 +162,24 @@ class Server:
         await asyncio.sleep(EXIT_DELAY_S)
         self._service.is_draining = True
         self._http.should_exit = True
+
+
+def _configure_http(
+    service: Service, settings: ServerSettings, credentials: Credentials
+) -> uvicorn.Config:
+    app = create_app(service, has_documents=not settings.disable_fastapi_docs)
+    config = uvicorn.Config(
+        add_layers(app, settings, credentials.api_keys),
+        log_config=None,
+        access_log=settings.access_log,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout) + GRACE_S,
+        ws="none",
+    )
+    config.load()
+    config.ssl = credentials.tls  # uvicorn would read the files only when the model is loaded
+    return config
 
 
 class HttpServer(uvicorn.Server):

@@ -100,6 +100,7 @@ def test_empty_file_says_nothing(started, write):
         ("dtype: int3", "invalid choice: 'int3'"),
         ("block-size: 1\nblock_size: 2", "--block-size stands there twice"),
         ("enable-lora: true", "--enable-lora asks for something that Octavo does not have"),
+        ('uds: "a\\0b"', "--uds has a character that no command line could have"),
         ("- a", "which must have lines like max-model-len: 8k"),
         ("text", "which must have lines like"),
         ("a: [", "which is not YAML"),

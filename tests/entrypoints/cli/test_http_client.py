@@ -1,11 +1,13 @@
 """The commands' own client, against a real server."""
 
 import socket
+from argparse import Namespace
 
 import pytest
 
-from octavo.entrypoints.cli.http_client import HttpClient, ServerError
+from octavo.entrypoints.cli.http_client import HttpClient, ServerError, create_client
 from octavo.errors import ConfigError
+from tests.live_server import running_server
 
 BODY = {"prompt": "abc", "max_tokens": 6}
 
@@ -29,6 +31,24 @@ def test_refusal_is_told_in_the_servers_words(client):
         list(client.stream("/completions", BODY | {"temperature": -1}))
     with pytest.raises(ServerError, match="Not Found"):
         client.get("/nothing")
+
+
+def test_key_is_sent_from_the_option_or_the_environment(monkeypatch):
+    monkeypatch.setenv("OCTAVO_API_KEY", "sk-first,sk-second")
+    with running_server(api_key=["sk-first"]) as live:
+        for option, is_known in (("sk-first", True), (None, True), ("sk-second", False)):
+            client = create_client(Namespace(url=f"{live.url}/v1", api_key=option))
+            if is_known:
+                assert client.get_first_model() == "tiny"
+                assert list(client.stream("/completions", BODY))
+            else:
+                with pytest.raises(ServerError, match="the API key is not one of this server's"):
+                    client.get_first_model()
+
+
+def test_key_that_no_header_can_carry_is_refused():
+    with pytest.raises(ConfigError, match="api_key has a key with a space"):
+        create_client(Namespace(url="http://localhost", api_key="a\r\nb"))
 
 
 def test_absent_server_is_named():

@@ -1,11 +1,7 @@
 """How a server begins and ends."""
 
-import socket
-
 import pytest
 
-from octavo.entrypoints.openai.listener import bind
-from octavo.errors import ConfigError
 from tests.echo_core import EchoCore
 from tests.live_server import TIMEOUT_S, running_server
 
@@ -20,18 +16,6 @@ def start_requests(server, max_tokens):
     return collect
 
 
-def test_taken_port_is_a_config_error():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"cannot serve on 127.0.0.1 port {port}"):
-            bind("127.0.0.1", port)
-
-
-def test_bound_port_refuses_until_the_server_listens():
-    with bind("127.0.0.1", 0) as listener, pytest.raises(ConnectionRefusedError):
-        socket.create_connection(listener.getsockname())
-
-
 def test_stop_without_drain_time_aborts_what_is_open():
     with running_server(EchoCore(**SLOW)) as server:
         collect = start_requests(server, max_tokens=4000)
@@ -43,7 +27,7 @@ def test_stop_without_drain_time_aborts_what_is_open():
 
 
 def test_stop_with_drain_time_lets_requests_finish_and_admits_none():
-    with running_server(EchoCore(**SLOW), shutdown_timeout_s=TIMEOUT_S) as server:
+    with running_server(EchoCore(**SLOW), shutdown_timeout=TIMEOUT_S) as server:
         kept_alive = server.connect()
         kept_alive.request("GET", "/health")
         kept_alive.getresponse().read()
@@ -59,7 +43,7 @@ def test_stop_with_drain_time_lets_requests_finish_and_admits_none():
 
 
 def test_drain_time_is_bounded():
-    with running_server(EchoCore(**SLOW), shutdown_timeout_s=0.05) as server:
+    with running_server(EchoCore(**SLOW), shutdown_timeout=0.05) as server:
         collect = start_requests(server, max_tokens=4000)
         server.stop()
         reasons = [reply.data.count(b'"abort"') for reply in collect()]
@@ -68,7 +52,7 @@ def test_drain_time_is_bounded():
 
 def test_second_stop_ends_at_once():
     killed = []
-    options = {"shutdown_timeout_s": 1000.0, "kill": lambda: killed.append(True)}
+    options = {"shutdown_timeout": 1000.0, "kill": lambda: killed.append(True)}
     with running_server(EchoCore(**SLOW), **options) as server:
         start_requests(server, max_tokens=4000)
         server.stop()
