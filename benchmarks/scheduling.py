@@ -18,8 +18,9 @@ import numpy as np
 from simulation import Arrival, Simulation
 
 from octavo.config import SchedulerConfig
+from octavo.engine.launched_step import UpdatedStep
 from octavo.engine.request import Request
-from octavo.engine.scheduler import Scheduler, UpdatedStep
+from octavo.engine.scheduler import Scheduler
 from octavo.executor.step import StepResult
 
 POLICIES = ("fcfs", "lpm", "dfs")

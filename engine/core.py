@@ -15,6 +15,7 @@ from octavo.block_manager.manager import MissReason
 from octavo.config import SchedulerConfig
 from octavo.engine.growth import RetractionCause
 from octavo.engine.journal import Journal
+from octavo.engine.launched_step import UpdatedStep
 from octavo.engine.messages import (
     AbortRequests,
     AddRequest,
@@ -38,7 +39,7 @@ from octavo.engine.messages import (
 )
 from octavo.engine.request import Request
 from octavo.engine.request_log import RequestLog
-from octavo.engine.scheduler import Scheduler, UpdatedStep
+from octavo.engine.scheduler import Scheduler
 from octavo.engine.waits import PAUSED, Holdups
 from octavo.errors import InvalidRequestError
 from octavo.executor.step import Executor, PositionLogprobs, StepHandle, StepResult

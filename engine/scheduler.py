@@ -6,7 +6,6 @@ states and works through a step.
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import count
 
 from octavo.block_manager.block_table import BlockSpec
@@ -16,6 +15,7 @@ from octavo.config import SchedulerConfig
 from octavo.engine.admission import AdmissionRules
 from octavo.engine.growth import GrowthEstimate, RetractionCause
 from octavo.engine.journal import Journal, PlanDecisions, UpdateChanges
+from octavo.engine.launched_step import LaunchedStep, UpdatedStep
 from octavo.engine.policies import POLICIES
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.step_builder import StepBuilder
@@ -28,24 +28,6 @@ from octavo.outputs import FinishReason
 ADMISSION_WINDOW = 128
 """Waiting requests that one plan looks at; those behind are reached when these have moved."""
 POOL_RAN_OUT = WaitReason(WaitKind.BLOCKS, "running requests took all blocks: one was retracted")
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchedStep:
-    """A planned step whose result is not known yet: column i belongs to ``requests[i]``."""
-
-    step: Step
-    requests: tuple[Request, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class UpdatedStep:
-    """A step whose result has been applied; ``sampled`` is None where the token was dropped."""
-
-    launched: LaunchedStep
-    sampled: tuple[Request | None, ...]
-    scored: tuple[Request, ...]
-    """Requests without outputs that ended because this step computed the rest of their prompts."""
 
 
 class Scheduler:
