@@ -78,16 +78,17 @@ class ChunkWriter:
     def write(self, output: RequestOutput) -> bytes:
         """Return the chunks of one output; after the last one, the end of the stream.
 
-        The first answer that fails ends the stream for all, with an error in place of usage.
+        The first answer that fails ends the stream for all, with an error in place of usage, behind
+        the text that has come until then.
         """
         self._usage.add(output)
         pieces: list[bytes] = []
         for answer in output.outputs:
-            if answer.finish_reason == "error":
-                failure = encode_event(describe_failure(answer))
-                return b"".join((*pieces, self._end(failure)))
             self._write_answer(answer, pieces)
-        if output.finished:
+        failed = next((a for a in output.outputs if a.finish_reason == "error"), None)
+        if failed is not None:
+            pieces.append(self._end(encode_event(describe_failure(failed))))
+        elif output.finished:
             pieces.append(self._end(self._describe_usage() if self._has_usage else b""))
         return b"".join(pieces)
 
@@ -100,6 +101,8 @@ class ChunkWriter:
         return self._head + b'],"usage":' + totals + b"}\n\n"
 
     def _write_answer(self, answer: CompletionOutput, pieces: list[bytes]) -> None:
+        if answer.finish_reason == "error" and not answer.text:
+            return
         if answer.index not in self._opened:
             self._opened.add(answer.index)
             if self._form.opening is not None:
@@ -153,7 +156,7 @@ async def _close_on_disconnect(receive: Receive, close: Callable[[], None]) -> N
 
 
 def _describe_finish(answer: CompletionOutput) -> bytes:
-    if not answer.finished:
-        return NOT_FINISHED
+    if not answer.finished or answer.finish_reason == "error":
+        return NOT_FINISHED  # an error is an event of its own
     finish = {"finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}
     return b"," + msgspec.json.encode(finish)[1:-1]

@@ -105,10 +105,26 @@ def test_role_stands_before_the_first_text_and_nowhere_else():
 
 def test_failed_answer_ends_the_stream_with_an_error_event():
     writer = ChunkWriter(HEAD, ChatForm(None, bytes), has_usage=True)
-    failed = make_output("a", finish_reason="error", error="non-finite logits")
+    failed = make_output("", finish_reason="error", error="non-finite logits")
     event, end = read_events(writer.write(failed))
     assert event["error"]["message"] == "non-finite logits"
     assert (event["error"]["type"], event["error"]["code"]) == ("InternalServerError", 500)
+    assert end == "[DONE]"
+
+
+def test_text_that_comes_with_a_failure_is_sent_before_it():
+    writer = ChunkWriter(HEAD, CompletionForm(None), has_usage=False)
+    answers = [
+        CompletionOutput(0, "a", [5], finish_reason="error", error="late"),
+        CompletionOutput(1, "b", [5], finish_reason="error", error="late"),
+    ]
+    *chunks, error, end = read_events(writer.write(make_outputs(*answers, finished=True)))
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [(choice["text"], choice["finish_reason"]) for choice in choices] == [
+        ("a", None),
+        ("b", None),
+    ]
+    assert error["error"]["message"] == "late"
     assert end == "[DONE]"
 
 
