@@ -1,6 +1,6 @@
 """API process: many concurrent requests over one core, for asyncio.
 
-Everything here runs on the event loop, except a small pool that encodes long prompts. What a
+Everything here runs on the event loop. What a
 request produced since its last read is read as one output.
 """
 
@@ -9,10 +9,9 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
-from uuid import uuid4
 
 from msgspec.structs import replace
 
@@ -22,6 +21,7 @@ from octavo.engine.door import Door
 from octavo.engine.limits import NO_LIMITS, ServingLimits
 from octavo.engine.messages import (
     AbortRequests,
+    AddRequest,
     CoreInfo,
     CoreMessage,
     CoreOutputs,
@@ -36,9 +36,12 @@ from octavo.engine.messages import (
 )
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.open_request import InFlight, OpenRequest
+from octavo.engine.open_streams import OpenStreams
 from octavo.engine.prompt import EncodedPrompt, Prompt
+from octavo.engine.prompt_encoder import PromptEncoder
 from octavo.engine.questions import CoreAnswer, Questions
-from octavo.engine.request_stream import RequestStream
+from octavo.engine.request_factory import Submission
+from octavo.engine.request_stream import JoinedStreams, RequestStream
 from octavo.engine.request_tracker import RequestTracker
 from octavo.engine.stall import StallDetector
 from octavo.errors import EngineDeadError, InvalidRequestError, QueueFullError
@@ -47,11 +50,19 @@ from octavo.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
+
 Result = TypeVar("Result")
 
-LONG_PROMPT_CHARACTERS = 2_000
-"""Longer texts are encoded in the pool: about half a millisecond of the event loop's time."""
-NUM_POOL_THREADS = 4
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a client's request says besides its prompts and parameters."""
+
+    request_id: str | None = None
+    priority: int = 0
+    timeout_s: float | None = None
+    """After this time it ends with ``error``, waiting or running; None is the engine's limit."""
+    arrival_s: float = field(default_factory=time.monotonic)
 
 
 class AsyncEngine:
@@ -69,14 +80,14 @@ class AsyncEngine:
         limits: ServingLimits = NO_LIMITS,
     ) -> None:
         self.metrics = metrics
+        self.prompts = PromptEncoder(tracker)
         self._limits = limits
         self._door = Door(limits.queue_caps)
         self._deliveries = DeliveryLog()
         self._questions = Questions()
         self._client = client
         self._tracker = tracker
-        self._streams: dict[str, RequestStream] = {}
-        self._pool = ThreadPoolExecutor(NUM_POOL_THREADS, thread_name_prefix="encode")
+        self._streams = OpenStreams()
         self._dead = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -105,7 +116,7 @@ class AsyncEngine:
     @property
     def open_request_ids(self) -> list[str]:
         """The ids of the requests that have not ended, the oldest first."""
-        return list(self._streams)
+        return self._streams.request_ids
 
     def list_open(self, limit: int) -> list[InFlight]:
         """Describe the open requests, the oldest first, at most ``limit`` of them."""
@@ -169,45 +180,25 @@ class AsyncEngine:
         id is told apart by a suffix.
         """
         arrival_s = time.monotonic()
-        if timeout_s is None:
-            timeout_s = self._limits.request_timeout_s
-        _check_timeout(timeout_s)
-        encoded = await self._encode(prompt)
-        if self._death is not None:
-            raise EngineDeadError(self._death)
-        self._check_door(params.n, params.n * len(encoded.token_ids))
-        request_id = self._make_unique(request_id)
-        messages = self._tracker.add(
-            encoded, params, request_id=request_id, arrival_s=arrival_s, priority=priority
-        )
-        stream = self._streams[request_id] = RequestStream(
-            request_id,
-            close=self.abort,
-            note_delivery=partial(self._note_delivery, [message.number for message in messages]),
-        )
-        if timeout_s is not None:
-            remaining_s = arrival_s + timeout_s - time.monotonic()
-            stream.timer = self._loop.call_later(
-                max(0.0, remaining_s), self._expire, request_id, timeout_s
-            )
-        self._idle.clear()
-        self.metrics.add(messages)
-        for message in messages:
-            self._door.enter(message.number, len(encoded.token_ids))
-        is_sent = False
-        try:
-            self._send(messages)
-            is_sent = True
-        finally:
-            if not is_sent:
-                self.abort(request_id)  # it was opened, and nobody will read its stream
-        if self._death is None:
-            self._stall.add(messages)
+        encoded = await self.prompts.encode([prompt])
+        conditions = Conditions(request_id, priority, timeout_s, arrival_s)
+        (stream,) = await self._admit(encoded, params, conditions)
         return stream
+
+    async def add_all(
+        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, conditions: "Conditions"
+    ) -> JoinedStreams:
+        """Admit several prompts as one request, all or none; return their streams as one.
+
+        Raises as ``generate`` does.
+        """
+        streams = await self._admit(prompts, params, conditions)
+        return JoinedStreams(streams, close=self.abort)
 
     def abort(self, *request_ids: str) -> None:
         """End requests with ``abort``; ids that belong to no open request are ignored."""
-        self._end_early(*self._tracker.abort(request_ids, time.monotonic()))
+        keys = self._streams.find_keys(request_ids)
+        self._end_early(*self._tracker.abort(keys, time.monotonic()))
 
     async def explain(self, request_id: str) -> list[RequestExplanation]:
         """Tell what is known of a request, open or ended a while ago: an entry a choice.
@@ -249,11 +240,11 @@ class AsyncEngine:
 
     def abort_all(self) -> None:
         """End every open request with ``abort``."""
-        self.abort(*self._streams)
+        self.abort(*self._streams.request_ids)
 
     async def run_off_loop(self, function: Callable[[], Result]) -> Result:
-        """Run something slow, such as a chat template, in the pool."""
-        return await self._loop.run_in_executor(self._pool, function)
+        """Run something slow in the pool that encodes prompts."""
+        return await self.prompts.run(function)
 
     async def wait_until_idle(self) -> None:
         """Return when no request is open."""
@@ -271,13 +262,70 @@ class AsyncEngine:
         self._watch.cancel()
         self._stall.stop()
         self._death = self._death or "the engine is shut down"
-        self._pool.shutdown(wait=False)
+        self.prompts.shutdown()
         self._client.hang_up()
         await asyncio.to_thread(self._client.shutdown)
 
-    def _expire(self, request_id: str, timeout_s: float) -> None:
+    async def _admit(
+        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, conditions: "Conditions"
+    ) -> list[RequestStream]:
+        timeout_s = conditions.timeout_s
+        if timeout_s is None:
+            timeout_s = self._limits.request_timeout_s
+        _check_timeout(timeout_s)
+        bad_words_ids = await self.prompts.encode_bad_words(params)
+        if self._death is not None:
+            raise EngineDeadError(self._death)
+        num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        self._check_door(params.n * len(prompts), params.n * num_tokens)
+        request_id, keys = self._streams.choose_id(conditions.request_id, len(prompts))
+        submission = Submission(
+            request_id=request_id,
+            keys=keys,
+            prompts=prompts,
+            params=params,
+            arrival_s=conditions.arrival_s,
+            priority=conditions.priority,
+            bad_words_ids=bad_words_ids,
+        )
+        answers = self._tracker.submit(submission)
+        streams = self._streams.open(request_id, keys, self.abort)
+        for stream, group in zip(streams, answers, strict=True):
+            numbers = [message.number for message in group]
+            stream.note_delivery = partial(self._note_delivery, numbers)
+        if timeout_s is not None:
+            self._start_timers(streams, timeout_s, conditions.arrival_s)
+        self._submit(answers, keys)
+        return streams
+
+    def _submit(self, answers: Sequence[Sequence[AddRequest]], keys: Sequence[str]) -> None:
+        """Send the messages of opened requests to the core."""
+        self._idle.clear()
+        for group in answers:
+            self.metrics.add(group)
+        messages = [message for group in answers for message in group]
+        for message in messages:
+            self._door.enter(message.number, len(message.prompt) // 4)
+        is_sent = False
+        try:
+            self._send(messages)
+            is_sent = True
+        finally:
+            if not is_sent:
+                self.abort(*keys)  # they were opened, and nobody will read their streams
+        if self._death is None:
+            self._stall.add(messages)
+
+    def _start_timers(
+        self, streams: Sequence[RequestStream], timeout_s: float, arrival_s: float
+    ) -> None:
+        remaining_s = max(0.0, arrival_s + timeout_s - time.monotonic())
+        for stream in streams:
+            stream.timer = self._loop.call_later(remaining_s, self._expire, stream.key, timeout_s)
+
+    def _expire(self, key: str, timeout_s: float) -> None:
         """End a request whose time is up; its client hears of it whatever the core is doing."""
-        self._end_early(*self._tracker.expire(request_id, timeout_s, time.monotonic()))
+        self._end_early(*self._tracker.expire(key, timeout_s, time.monotonic()))
 
     def _note_delivery(self, numbers: Sequence[int]) -> None:
         self._deliveries.note(numbers, time.monotonic())
@@ -307,11 +355,6 @@ class AsyncEngine:
         if self._death is not None:
             raise EngineDeadError(self._death)
         return await self._questions.ask(create, lambda message: self._send([message]))
-
-    async def _encode(self, prompt: Prompt) -> EncodedPrompt:
-        if _num_characters(prompt) <= LONG_PROMPT_CHARACTERS:
-            return self._tracker.encode(prompt)
-        return await self.run_off_loop(lambda: self._tracker.encode(prompt))
 
     def _send(self, messages: Sequence[CoreMessage]) -> None:
         """Send; a death that is noticed here ends the open streams like any other."""
@@ -353,17 +396,9 @@ class AsyncEngine:
             self._questions.answer(answer)
 
     def _deliver(self, owed: Sequence[OpenRequest | RequestOutput]) -> None:
-        for news in owed:
-            self._streams[news.request_id].note(news)
-            if news.finished:
-                del self._streams[news.request_id]
+        self._streams.deliver(owed)
         if not self._streams:
             self._idle.set()
-
-    def _make_unique(self, request_id: str | None) -> str:
-        if request_id is None:
-            return uuid4().hex
-        return f"{request_id}-{uuid4().hex}" if request_id in self._streams else request_id
 
     def _die(self, reason: str) -> None:
         if self._death is not None:
@@ -383,9 +418,3 @@ def _check_timeout(timeout_s: float | None) -> None:
             f"timeout is {timeout_s}; it must be a number of seconds greater than 0",
             parameter="timeout",
         )
-
-
-def _num_characters(prompt: Prompt) -> int:
-    """Return how much text there is to encode."""
-    text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
-    return len(text) if isinstance(text, str) else 0

@@ -22,18 +22,34 @@ from octavo.sampling_params import RequestOutputKind, SamplingParams
 
 
 class OpenRequest:
-    """One client request: its prompt, its ``n`` answers and its times."""
+    """One prompt of a client's request: its ``n`` answers and their times.
 
-    def __init__(self, submission: Submission, answers: Sequence["Answer"]) -> None:
-        self.request_id = submission.request_id
-        self.prompt_logprobs = _start_prompt_logprobs(submission)
+    The log-probabilities of the prompt are read when an output shows them, which may be a second's
+    work: ``read_prompt_logprobs`` does it before, in any thread.
+    """
+
+    def __init__(
+        self,
+        submission: Submission,
+        place: int,
+        answers: Sequence["Answer"],
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self.request_id = submission.keys[place]
+        self._submission_id = submission.request_id
+        prompt = submission.prompts[place]
+        self._scores = PromptScores(
+            is_asked=submission.params.prompt_logprobs is not None,
+            num_tokens=len(prompt.token_ids),
+            tokenizer=tokenizer,
+        )
         self.metrics = RequestMetrics(submission.arrival_s)
         self._kind = submission.params.output_kind
         self.is_streamed = self._kind is not RequestOutputKind.FINAL_ONLY
         self._answers = answers
         self._num_unfinished = len(answers)
-        self._prompt_text = submission.prompt.text
-        self._prompt_ids = submission.prompt.token_ids
+        self._prompt_text = prompt.text
+        self._prompt_ids = prompt.token_ids
         self._num_cached_tokens = 0
 
     @cached_property
@@ -49,7 +65,7 @@ class OpenRequest:
     def describe(self, now_s: float) -> "InFlight":
         """Return what may be told of the request to others than its client."""
         return InFlight(
-            request_id=self.request_id,
+            request_id=self._submission_id,
             is_started=self.metrics.first_scheduled_time is not None,
             age_s=now_s - self.metrics.arrival_time,
             num_answers=len(self._answers),
@@ -73,10 +89,18 @@ class OpenRequest:
 
     @property
     def has_news(self) -> bool:
-        """True when the client is owed an output; with FINAL_ONLY that is the last one alone."""
-        if not self.is_streamed:
+        """True when the client is owed an output; with FINAL_ONLY that is the last one alone.
+
+        Whoever asked for the log-probabilities of the prompt gets them with the first output.
+        """
+        if not self.is_streamed or (self._scores.are_awaited and not self._answers[0].finished):
             return self.finished
         return any(answer.has_news for answer in self._answers)
+
+    @property
+    def num_unread_logprobs(self) -> int:
+        """How many log-probabilities of the prompt the next output has to read."""
+        return self._scores.num_unread
 
     def note_started(self, answer: "Answer", started: StartedRequest) -> None:
         """Record that an answer was admitted; the first one's cache hits are the request's."""
@@ -91,6 +115,14 @@ class OpenRequest:
             self.metrics.first_token_time = now_s
         self.metrics.last_token_time = now_s
 
+    def store_prompt_logprobs(self, entries: Sequence[LogprobEntry]) -> None:
+        """Take the log-probabilities of the prompt from its second token on."""
+        self._scores.store(entries)
+
+    def read_prompt_logprobs(self) -> None:
+        """Read them now."""
+        self._scores.read()
+
     def finish(self, answer: "Answer", finish: "Finish") -> None:
         """End one of the answers."""
         answer.finish(finish)
@@ -104,25 +136,52 @@ class OpenRequest:
         """
         is_delta = self._kind is RequestOutputKind.DELTA
         answers = [answer for answer in self._answers if answer.has_news or not is_delta]
-        output = RequestOutput(
+        return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt_text,
             prompt_token_ids=self._prompt_token_ids,
             outputs=[answer.take_new() if is_delta else answer.take_whole() for answer in answers],
             finished=self.finished,
-            prompt_logprobs=self.prompt_logprobs,
+            prompt_logprobs=self._scores.take() if is_delta else self._scores.read(),
             num_cached_tokens=self._num_cached_tokens,
             metrics=self.metrics,
         )
-        if is_delta:
-            self.prompt_logprobs = None
-        return output
 
 
-def _start_prompt_logprobs(submission: Submission) -> list[TokenLogprobs | None] | None:
-    """A prompt of one token has nothing to report, but the list that was asked for all the same."""
-    is_asked = submission.params.prompt_logprobs is not None
-    return [None] if is_asked and len(submission.prompt.token_ids) == 1 else None
+class PromptScores:
+    """The log-probabilities of one prompt, packed as they came until somebody reads them."""
+
+    def __init__(self, *, is_asked: bool, num_tokens: int, tokenizer: Tokenizer | None) -> None:
+        self.are_awaited = is_asked and num_tokens > 1
+        """True from the start until they have come."""
+        self._tokenizer = tokenizer
+        self._packed: Sequence[LogprobEntry] = ()
+        # A prompt of one token has nothing to report, but the list that was asked for all the same.
+        self._read: list[TokenLogprobs | None] | None = [None] if is_asked else None
+
+    @property
+    def num_unread(self) -> int:
+        """How many have come and were not read."""
+        return sum(len(entry.ids) // 4 for entry in self._packed)
+
+    def store(self, entries: Sequence[LogprobEntry]) -> None:
+        """Take those of every token but the first."""
+        self._packed = entries
+        self.are_awaited = False
+
+    def read(self) -> list[TokenLogprobs | None] | None:
+        """Return one entry for each token; None when they were not asked for or have not come."""
+        if self._packed:
+            entries = [read_logprobs(entry, self._tokenizer) for entry in self._packed]
+            self._read, self._packed = [None, *entries], ()
+        return None if self.are_awaited else self._read
+
+    def take(self) -> list[TokenLogprobs | None] | None:
+        """Do as ``read`` does, the first time that there is something to return."""
+        found = self.read()
+        if found is not None:
+            self._read = None
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ Does not know the engine's limits; ``request_tracker`` checks those.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NotRequired, TypedDict
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 
@@ -15,10 +15,30 @@ from octavo.executor.step import Int32Array
 
 MAX_CACHE_SALT_LENGTH = 1024
 
+TruncationSide = Literal["left", "right"]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeOptions:
+    """How a prompt is read into token ids."""
+
+    add_special_tokens: bool = True
+    """Whether a text gets the tokens that the tokenizer adds to every text, such as BOS."""
+    max_tokens: int | None = None
+    """Keep at most this many tokens. A text keeps those that the tokenizer added."""
+    truncation_side: TruncationSide = "left"
+    """Where tokens are taken away."""
+
+
+PLAIN = EncodeOptions()
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt as the engine takes it. ``text`` is None when the caller gave token ids alone."""
+    """A prompt as the engine takes it.
+
+    ``text`` is None when the caller gave token ids alone, or when tokens were taken away.
+    """
 
     token_ids: Int32Array  # (num_tokens,) not empty
     text: str | None = None
@@ -43,8 +63,16 @@ class TokensPrompt(TypedDict):
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | EncodedPrompt
 
 
-def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None) -> EncodedPrompt:
-    """Read a prompt of any form; text gets the tokenizer's special tokens, such as BOS.
+def encode_prompt(
+    prompt: Prompt,
+    tokenizer: Tokenizer | None,
+    options: EncodeOptions = PLAIN,
+    *,
+    limit: int | None = None,
+) -> EncodedPrompt:
+    """Read a prompt of any form; one that is encoded is returned as it is.
+
+    A text that more than ``limit`` tokens must spell is refused before it is encoded.
 
     Raises:
         InvalidRequestError: the form is unknown, the prompt is empty, or there is no tokenizer to
@@ -53,13 +81,15 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None) -> EncodedPrompt:
     if isinstance(prompt, EncodedPrompt):
         return prompt
     if isinstance(prompt, dict):
-        return _encode_fields(prompt, tokenizer)
+        return _encode_fields(prompt, tokenizer, options, limit)
     if isinstance(prompt, str):
-        return EncodedPrompt(_encode_text(prompt, tokenizer), prompt)
-    return EncodedPrompt(_read_ids(prompt))
+        return _encode_text(prompt, tokenizer, options, limit)
+    return EncodedPrompt(_cut(_read_ids(prompt), options))
 
 
-def _encode_fields(fields: Any, tokenizer: Tokenizer | None) -> EncodedPrompt:
+def _encode_fields(
+    fields: Any, tokenizer: Tokenizer | None, options: EncodeOptions, limit: int | None
+) -> EncodedPrompt:
     for name in fields:
         if name not in ("prompt", "prompt_token_ids", "cache_salt"):
             raise InvalidRequestError(
@@ -71,24 +101,64 @@ def _encode_fields(fields: Any, tokenizer: Tokenizer | None) -> EncodedPrompt:
         raise InvalidRequestError(f"prompt is {text!r}; it must be a string", parameter="prompt")
     salt = _read_salt(fields.get("cache_salt"))
     if token_ids is not None:
-        return EncodedPrompt(_read_ids(token_ids), text, salt)
+        return EncodedPrompt(_cut(_read_ids(token_ids), options), text, salt)
     if text is None:
         raise InvalidRequestError("prompt or prompt_token_ids is missing", parameter="prompt")
-    return EncodedPrompt(_encode_text(text, tokenizer), text, salt)
+    return replace(_encode_text(text, tokenizer, options, limit), cache_salt=salt)
 
 
-def _encode_text(text: str, tokenizer: Tokenizer | None) -> Int32Array:
+def _encode_text(
+    text: str, tokenizer: Tokenizer | None, options: EncodeOptions, limit: int | None
+) -> EncodedPrompt:
     if tokenizer is None:
         raise InvalidRequestError(
             "the engine runs without a tokenizer: give prompt_token_ids", parameter="prompt"
         )
-    ids = tokenizer.encode(text)
+    if limit is not None and len(text) > limit:
+        text = _cut_text(text, tokenizer, options, limit)
+    ids = tokenizer.encode(text, add_special_tokens=options.add_special_tokens)
     if not ids:
         raise InvalidRequestError(
-            "prompt is empty: this tokenizer adds no BOS, so there is nothing to continue",
+            "prompt is empty: no BOS is added to it, so there is nothing to continue",
             parameter="prompt",
         )
-    return np.asarray(ids, dtype=np.int32)
+    token_ids = np.asarray(ids, dtype=np.int32)
+    if options.max_tokens is None or len(ids) <= options.max_tokens:
+        return EncodedPrompt(token_ids, text)
+    num_added = tokenizer.num_added_tokens if options.add_special_tokens else (0, 0)
+    return EncodedPrompt(_cut(token_ids, options, num_added=num_added))
+
+
+def _cut_text(text: str, tokenizer: Tokenizer, options: EncodeOptions, limit: int) -> str:
+    """Take away what no kept token can reach into; refuse a text that cannot fit.
+
+    Encoding takes seconds for every ten million characters.
+    """
+    longest = tokenizer.max_characters_per_token
+    if options.max_tokens is None:
+        if len(text) > limit * longest:
+            raise InvalidRequestError(
+                f"the prompt has {len(text)} characters, which are more than {limit} tokens, but a"
+                f" request may have {limit} with at least one of them generated",
+                parameter="prompt",
+                reason_code="prompt_too_long",
+            )
+        return text
+    room = 2 * options.max_tokens * longest  # what is near the cut is not kept
+    return text[-room:] if options.truncation_side == "left" else text[:room]
+
+
+def _cut(
+    token_ids: Int32Array, options: EncodeOptions, *, num_added: tuple[int, int] = (0, 0)
+) -> Int32Array:
+    """Take away what is too much; the first and the last ``num_added`` tokens stay if they can."""
+    if options.max_tokens is None or len(token_ids) <= options.max_tokens:
+        return token_ids
+    front, back = num_added if sum(num_added) < options.max_tokens else (0, 0)
+    own = token_ids[front : len(token_ids) - back]
+    room = options.max_tokens - front - back
+    kept = own[-room:] if options.truncation_side == "left" else own[:room]
+    return np.concatenate((token_ids[:front], kept, token_ids[len(token_ids) - back :]))
 
 
 def _read_ids(token_ids: Any) -> Int32Array:

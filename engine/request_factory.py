@@ -1,6 +1,7 @@
 """API process: checks a request against the engine's limits and writes its messages to the core."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -11,10 +12,10 @@ from octavo.engine.row_sampling import (
     check_vocabulary,
     create_row_sampling,
     derive_seed,
-    encode_bad_words,
 )
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequestError
+from octavo.executor.step import RowSampling
 from octavo.sampling_params import SamplingParams
 
 PRIORITY_LIMIT = 2**31  # a priority is an int32
@@ -33,13 +34,17 @@ class RequestDefaults:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submission:
-    """A client's request as it arrives."""
+    """A client's request as it arrives: one prompt or several, with the same parameters."""
 
     request_id: str
-    prompt: EncodedPrompt
+    keys: Sequence[str]
+    """One for each prompt, by which it is told apart from all that is open."""
+    prompts: Sequence[EncodedPrompt]
     params: SamplingParams
     arrival_s: float
     priority: int = 0
+    bad_words_ids: Sequence[tuple[int, ...]] = ()
+    """The token sequences that ``params.bad_words`` are."""
 
 
 class RequestFactory:
@@ -53,17 +58,29 @@ class RequestFactory:
         self._defaults = defaults
         self._numbers = itertools.count()
 
-    def create(self, submission: Submission) -> list[AddRequest]:
-        """Return one message for each of the ``n`` answers.
+    def create(self, submission: Submission) -> list[list[AddRequest]]:
+        """Return for each prompt one message for each of the ``n`` answers.
 
-        They differ in number and seed, and ``prompt_logprobs`` are asked of the first alone.
+        The answers differ in number and seed, and ``prompt_logprobs`` are asked of the first alone.
 
         Raises:
-            InvalidRequestError: a value is impossible, or impossible for this engine.
+            InvalidRequestError: a value is impossible, or impossible for this engine; then nothing
+                was numbered.
         """
-        self._check(submission)
         params = submission.params
-        base = self._create_first(submission)
+        self._check(submission)
+        sampling = create_row_sampling(
+            params,
+            eos_ids=self._defaults.eos_ids,
+            bad_words_ids=submission.bad_words_ids,
+        )
+        return [self._create_answers(submission, prompt, sampling) for prompt in submission.prompts]
+
+    def _create_answers(
+        self, submission: Submission, prompt: EncodedPrompt, sampling: RowSampling
+    ) -> list[AddRequest]:
+        params = submission.params
+        base = self._create_first(submission, prompt, sampling)
         seed = params.seed
         if seed is None:
             seed = derive_seed(self._defaults.seed, base.number)
@@ -80,15 +97,12 @@ class RequestFactory:
             messages.append(msgspec.structs.replace(base, sampling=sampling))
         return messages
 
-    def _create_first(self, submission: Submission) -> AddRequest:
-        prompt, params = submission.prompt, submission.params
+    def _create_first(
+        self, submission: Submission, prompt: EncodedPrompt, sampling: RowSampling
+    ) -> AddRequest:
+        params = submission.params
         room = self._info.max_tokens_per_request - len(prompt.token_ids)
-        sampling = create_row_sampling(
-            params,
-            eos_ids=self._defaults.eos_ids,
-            bad_words_ids=self._encode_bad_words(params),
-        )
-        number = next(self._numbers)  # last: nothing is refused any more
+        number = next(self._numbers)
         return AddRequest(
             number=number,
             request_id=submission.request_id,
@@ -106,29 +120,26 @@ class RequestFactory:
         )
 
     def _check(self, submission: Submission) -> None:
-        submission.params.validate()
-        _check_length(submission, self._info)
-        check_vocabulary(submission.params, self._info, self._defaults.eos_ids)
+        params = submission.params
+        params.validate()
+        for place, prompt in enumerate(submission.prompts):
+            name = "the prompt" if len(submission.prompts) == 1 else f"prompt {place}"
+            _check_prompt(prompt, self._info, name=name, is_scored=params.max_tokens == 0)
+        check_vocabulary(params, self._info, self._defaults.eos_ids)
         _check_priority(submission.priority, self._info.scheduling_policy)
-        if submission.params.stop_strings and self._tokenizer is None:
-            raise _needs_tokenizer("stop", "stop_token_ids")
-
-    def _encode_bad_words(self, params: SamplingParams) -> list[tuple[int, ...]]:
-        if not params.bad_words:
-            return []
-        if self._tokenizer is None:
-            raise _needs_tokenizer("bad_words", "logit_bias")
-        return encode_bad_words(params.bad_words, self._tokenizer)
+        if params.stop_strings and self._tokenizer is None:
+            raise InvalidRequestError(
+                "stop needs a tokenizer, and the engine runs without one: use stop_token_ids",
+                parameter="stop",
+            )
 
 
-def _check_length(submission: Submission, info: CoreInfo) -> None:
-    prompt = submission.prompt
+def _check_prompt(prompt: EncodedPrompt, info: CoreInfo, *, name: str, is_scored: bool) -> None:
     limit, length = info.max_tokens_per_request, len(prompt.token_ids)
-    is_scored = submission.params.max_tokens == 0
     if length + (not is_scored) > limit:
         generated = "" if is_scored else " with at least one of them generated"
         raise InvalidRequestError(
-            f"the prompt has {length} tokens, but a request may have {limit}{generated}: shorten"
+            f"{name} has {length} tokens, but a request may have {limit}{generated}: shorten"
             f" the prompt{_name_limit(info)}",
             parameter="prompt",
             reason_code="prompt_too_long",
@@ -136,7 +147,7 @@ def _check_length(submission: Submission, info: CoreInfo) -> None:
     largest = int(prompt.token_ids.max())
     if largest >= info.vocab_size:
         raise InvalidRequestError(
-            f"the prompt contains token id {largest}; the model's token ids end at"
+            f"{name} contains token id {largest}; the model's token ids end at"
             f" {info.vocab_size - 1}",
             parameter="prompt",
         )
@@ -163,9 +174,3 @@ def _name_limit(info: CoreInfo) -> str:
             f", or give the KV pool more than {info.num_blocks} blocks of {info.block_size} tokens"
         )
     return f" (max_model_len is {info.max_model_len})"
-
-
-def _needs_tokenizer(name: str, instead: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"{name} needs a tokenizer, and the engine runs without one: use {instead}", parameter=name
-    )

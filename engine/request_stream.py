@@ -1,7 +1,9 @@
 """API process: what the reader of one request gets, as it comes."""
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from octavo.engine.open_request import OpenRequest
 from octavo.outputs import RequestOutput
@@ -14,17 +16,30 @@ class RequestStream:
     come since the last one.
     """
 
-    def __init__(
-        self, request_id: str, *, close: Callable[[str], None], note_delivery: Callable[[], None]
-    ) -> None:
+    def __init__(self, key: str, *, request_id: str, close: Callable[[str], None]) -> None:
+        self.key = key
         self.request_id = request_id
+        """The client's; the prompts of one client's request share it."""
         self.timer: asyncio.TimerHandle | None = None
         """Ends the request when its time is up; cancelled when it ends before."""
+        self.on_news: Callable[[], None] = lambda: None
+        """Called when there is something to take that was not there before."""
+        self.note_delivery: Callable[[], None] = lambda: None
+        """Called when the last output is taken."""
         self._close = close
-        self._note_delivery = note_delivery
         self._unread: OpenRequest | RequestOutput | None = None
         self._is_ended = False
         self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def has_news(self) -> bool:
+        """True while ``take`` has something to return."""
+        return self._unread is not None
+
+    @property
+    def is_ended(self) -> bool:
+        """True when nothing more will come than there is to take."""
+        return self._is_ended
 
     def __aiter__(self) -> "RequestStream":
         return self
@@ -36,22 +51,70 @@ class RequestStream:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+        return self.take()
+
+    def take(self) -> RequestOutput:
+        """Return what has come since the last read, which is something."""
         unread, self._unread = self._unread, None
-        assert unread is not None
+        assert unread is not None, f"{self.key} has nothing to read"
         if self._is_ended:
-            self._note_delivery()
+            self.note_delivery()
         return unread.take_output() if isinstance(unread, OpenRequest) else unread
 
     def note(self, news: OpenRequest | RequestOutput) -> None:
         """Wake the reader: the request has an output to take, or this is its last one."""
-        self._unread = news
+        is_first, self._unread = self._unread is None, news
         self._is_ended = news.finished
         if self._is_ended and self.timer is not None:
             self.timer.cancel()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+        if is_first:
+            self.on_news()
 
     def close(self) -> None:
         """Abort the request unless it has ended."""
         if not self._is_ended:
-            self._close(self.request_id)
+            self._close(self.key)
+
+
+class JoinedStreams:
+    """The outputs of several requests as they come, each with the place of its request; one reader.
+
+    Ends when all of them have ended.
+    """
+
+    def __init__(self, streams: Sequence[RequestStream], *, close: Callable[..., None]) -> None:
+        self._streams = streams
+        self._close = close
+        self._num_open = len(streams)
+        self._ready = deque(place for place, stream in enumerate(streams) if stream.has_news)
+        self._waiter: asyncio.Future[None] | None = None
+        for place, stream in enumerate(streams):
+            stream.on_news = partial(self._note, place)
+
+    def __aiter__(self) -> "JoinedStreams":
+        return self
+
+    async def __anext__(self) -> tuple[int, RequestOutput]:
+        """Return a place and what has come there since it was last read; wait for it if need be."""
+        if not self._ready:
+            if not self._num_open:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        place = self._ready.popleft()
+        output = self._streams[place].take()
+        self._num_open -= output.finished
+        return place, output
+
+    def close(self) -> None:
+        """Abort the requests that have not ended."""
+        keys = [stream.key for stream in self._streams if not stream.is_ended]
+        if keys:
+            self._close(*keys)
+
+    def _note(self, place: int) -> None:
+        self._ready.append(place)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

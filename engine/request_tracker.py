@@ -19,8 +19,9 @@ from octavo.engine.messages import (
     unpack_ids,
 )
 from octavo.engine.open_request import Answer, Finish, InFlight, OpenRequest, read_logprobs
-from octavo.engine.prompt import EncodedPrompt, Prompt, encode_prompt
+from octavo.engine.prompt import PLAIN, EncodedPrompt, EncodeOptions, Prompt, encode_prompt
 from octavo.engine.request_factory import RequestDefaults, RequestFactory, Submission
+from octavo.engine.row_sampling import encode_bad_words
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequestError
 from octavo.outputs import ENGINE_DEAD, REQUEST_TIMEOUT, RequestOutput
@@ -42,6 +43,7 @@ class RequestTracker:
         defaults: RequestDefaults | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._limit = info.max_tokens_per_request
         self._factory = RequestFactory(tokenizer, info, defaults or RequestDefaults())
         self._requests: dict[str, OpenRequest] = {}
         self._answers: dict[int, tuple[OpenRequest, Answer]] = {}
@@ -55,13 +57,29 @@ class RequestTracker:
         """Describe the open requests, the oldest first, at most ``limit`` of them."""
         return [request.describe(now_s) for request in islice(self._requests.values(), limit)]
 
-    def encode(self, prompt: Prompt) -> EncodedPrompt:
+    def encode(self, prompt: Prompt, options: EncodeOptions = PLAIN) -> EncodedPrompt:
         """Read a prompt into token ids: the slow part of ``add``, which any thread may do first.
 
         Raises:
-            InvalidRequestError: the prompt is empty or of an unknown form.
+            InvalidRequestError: the prompt is empty, of an unknown form, or a text that is too long
+                to be tried.
         """
-        return encode_prompt(prompt, self._tokenizer)
+        return encode_prompt(prompt, self._tokenizer, options, limit=self._limit)
+
+    def encode_bad_words(self, params: SamplingParams) -> list[tuple[int, ...]]:
+        """Return the token sequences that ``params`` forbid: the other slow part of ``add``.
+
+        Raises:
+            InvalidRequestError: there is no tokenizer to read the words.
+        """
+        if not params.bad_words:
+            return []
+        if self._tokenizer is None:
+            raise InvalidRequestError(
+                "bad_words needs a tokenizer, and the engine runs without one: use logit_bias",
+                parameter="bad_words",
+            )
+        return encode_bad_words(params.bad_words, self._tokenizer)
 
     def add(
         self,
@@ -87,13 +105,23 @@ class RequestTracker:
             )
         submission = Submission(
             request_id=request_id,
-            prompt=self.encode(prompt),
+            keys=[request_id],
+            prompts=[self.encode(prompt)],
             params=params,
             arrival_s=arrival_s,
             priority=priority,
+            bad_words_ids=self.encode_bad_words(params),
         )
+        return self.submit(submission)[0]
+
+    def submit(self, submission: Submission) -> list[list[AddRequest]]:
+        """Do as ``add`` does for several prompts: all are opened, by their keys, or none.
+
+        Returns the messages of each prompt.
+        """
         messages = self._factory.create(submission)
-        self._open(submission, [message.number for message in messages])
+        for place, answers in enumerate(messages):
+            self._open(submission, place, [message.number for message in answers])
         return messages
 
     def update(self, outputs: CoreOutputs) -> tuple[list[RequestOutput], list[FinishRequest]]:
@@ -150,24 +178,26 @@ class RequestTracker:
             answer.number for name in names for answer in self._requests[name].unfinished_answers
         )
 
-    def _open(self, submission: Submission, numbers: Sequence[int]) -> None:
+    def _open(self, submission: Submission, place: int, numbers: Sequence[int]) -> None:
+        params, prompt = submission.params, submission.prompts[place]
         answers = [
-            Answer(number, index, submission.params, self._create_detokenizer(submission))
+            Answer(number, index, params, self._create_detokenizer(params, prompt))
             for index, number in enumerate(numbers)
         ]
-        request = OpenRequest(submission, answers)
-        self._requests[submission.request_id] = request
+        request = OpenRequest(submission, place, answers, self._tokenizer)
+        self._requests[request.request_id] = request
         self._answers.update({answer.number: (request, answer) for answer in answers})
 
-    def _create_detokenizer(self, submission: Submission) -> Detokenizer | None:
-        params = submission.params
+    def _create_detokenizer(
+        self, params: SamplingParams, prompt: EncodedPrompt
+    ) -> Detokenizer | None:
         if self._tokenizer is None or not params.detokenize:
             return None
         decoder = self._tokenizer.create_decoder(
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
         )
-        decoder.prime(submission.prompt.token_ids.tolist())
+        decoder.prime(prompt.token_ids.tolist())
         if not params.stop_strings:
             return Detokenizer(decoder)
         stops = StopStrings(
@@ -186,8 +216,7 @@ class RequestTracker:
     def _take_prompt_logprobs(self, outputs: CoreOutputs) -> None:
         for number, entries in outputs.prompt_logprobs.items():
             if (found := self._answers.get(number)) is not None:
-                logprobs = [read_logprobs(entry, self._tokenizer) for entry in entries]
-                found[0].prompt_logprobs = [None, *logprobs]
+                found[0].store_prompt_logprobs(entries)
 
     def _take_tokens(
         self, outputs: CoreOutputs, touched: dict[str, OpenRequest]

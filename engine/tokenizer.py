@@ -4,12 +4,16 @@ Chat templates are in ``chat_template``, the life of a growing text in ``detoken
 """
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 
 from transformers import PreTrainedTokenizerBase
 
 from octavo.engine.detokenizer import ByteDecoder, TextDecoder, WindowDecoder
 from octavo.engine.token_bytes import ByteScheme, TokenBytes, read_byte_scheme
+
+MAX_COMPOSED_CHARACTERS = 4
+"""So many characters of a text may become one when a tokenizer normalises it."""
+_SAMPLE = "octavo"
 
 
 class Tokenizer:
@@ -38,6 +42,23 @@ class Tokenizer:
         """The end-of-text token that the tokenizer names."""
         eos_id: int | None = self.hf_tokenizer.eos_token_id
         return eos_id
+
+    @cached_property
+    def num_added_tokens(self) -> tuple[int, int]:
+        """How many tokens ``encode`` adds to every text, before and behind it."""
+        bare, full = self.encode(_SAMPLE, add_special_tokens=False), self.encode(_SAMPLE)
+        num_added = len(full) - len(bare)
+        starts = range(num_added + 1)
+        front = next((i for i in starts if full[i : i + len(bare)] == bare), num_added)
+        return front, num_added - front
+
+    @cached_property
+    def max_characters_per_token(self) -> int:
+        """The most characters of a text that one token stands for."""
+        tokenizer = self.hf_tokenizer
+        is_verbatim = tokenizer.is_fast and tokenizer.backend_tokenizer.normalizer is None
+        num_composed = 1 if is_verbatim else MAX_COMPOSED_CHARACTERS
+        return num_composed * max(map(len, tokenizer.get_vocab()))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the text's ids; ``add_special_tokens`` adds those that every text gets, as BOS."""

@@ -47,6 +47,7 @@ class EchoCore:
 
     def __init__(self, info: CoreInfo = ECHO_INFO, *, step_time_s: float = 0.0) -> None:
         self.info = info
+        self.num_added = 0
         self.running: dict[int, EchoRequest] = {}
         self._step_time_s = step_time_s
         self._started: list[StartedRequest] = []
@@ -80,6 +81,7 @@ class EchoCore:
         self._is_changed = False
         if self._step_time_s:
             time.sleep(self._step_time_s)
+        prompt_logprobs = self._score_prompts()
         numbers = list(self.running)
         token_ids = np.array([request.next_id() for request in self.running.values()], dtype="<i4")
         logprobs = {
@@ -95,6 +97,7 @@ class EchoCore:
             numbers=numbers,
             token_ids=token_ids.tobytes(),
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             started=self._started,
             finished=self._finished,
             now_s=time.monotonic(),
@@ -106,7 +109,20 @@ class EchoCore:
     def shutdown(self) -> None:
         self.running.clear()
 
+    def _score_prompts(self) -> dict[int, list[LogprobEntry]]:
+        """Take the scores that are due, and end the requests that were added for them alone."""
+        scores = {
+            number: entries
+            for number, request in self.running.items()
+            if (entries := request.take_scores())
+        }
+        for number in [n for n, request in self.running.items() if request.num_left == 0]:
+            del self.running[number]
+            self._finished.append(FinishedRequest(number, "length"))
+        return scores
+
     def _add(self, request: AddRequest) -> None:
+        self.num_added += 1
         self.running[request.number] = EchoRequest(request)
         self._started.append(StartedRequest(request.number, time.monotonic(), 0))
 
@@ -193,7 +209,15 @@ class EchoRequest:
         self.prompt = unpack_ids(message.prompt).tolist()
         self.num_left = message.max_tokens
         self.num_logprobs = message.sampling.num_logprobs
+        self._num_scores = message.sampling.num_prompt_logprobs
         self._position = 0
+
+    def take_scores(self) -> list[LogprobEntry]:
+        """Return, once, the log-probabilities of the prompt, if they were asked for."""
+        num_scores, self._num_scores = self._num_scores, None
+        if num_scores is None:
+            return []
+        return [make_logprobs(token_id, num_scores) for token_id in self.prompt[1:]]
 
     def next_id(self) -> int:
         token_id = self.prompt[self._position % len(self.prompt)]

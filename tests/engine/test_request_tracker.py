@@ -211,6 +211,57 @@ def test_prompt_logprobs_of_one_token_are_a_list_all_the_same():
     assert run(tracker, "a")[0].prompt_logprobs == [None]
 
 
+def test_a_stream_begins_with_the_prompt_logprobs_whichever_answer_is_first():
+    tracker = create_tracker()
+    kind = RequestOutputKind.DELTA
+    add(tracker, prompt=[1, 300], n=2, prompt_logprobs=0, output_kind=kind)
+    assert tracker.update(tokens({1: "a"})) == ([], [])
+    entries = {0: [make_logprobs(300, 7, rank=2)]}
+    (output,), _ = tracker.update(tokens({0: "b", 1: "c"}, prompt_logprobs=entries))
+    assert len(output.prompt_logprobs) == 2
+    assert [answer.text for answer in output.outputs] == ["b", "ac"]
+
+
+def test_an_answer_that_fails_is_reported_without_prompt_logprobs():
+    tracker = create_tracker()
+    kind = RequestOutputKind.DELTA
+    add(tracker, prompt=[1, 300], n=2, prompt_logprobs=0, output_kind=kind)
+    failed = FinishedRequest(0, "error", error="non-finite logits")
+    (output,), _ = tracker.update(tokens({}, finished=[failed]))
+    assert output.prompt_logprobs is None
+    assert output.outputs[0].finish_reason == "error"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scored_prompt_ends_with_one_output(kind):
+    tracker = create_tracker()
+    add(tracker, prompt=[1, 300], prompt_logprobs=0, max_tokens=0, output_kind=kind)
+    entries = {0: [make_logprobs(300, 7, rank=2)]}
+    finished = [FinishedRequest(0, "length")]
+    (output,), _ = tracker.update(tokens({}, finished=finished, prompt_logprobs=entries))
+    (answer,) = output.outputs
+    assert (answer.text, answer.token_ids, answer.finish_reason) == ("", [], "length")
+    assert output.finished
+    assert len(output.prompt_logprobs) == 2
+
+
+def test_prompt_logprobs_may_be_read_before_they_are_shown():
+    tracker = create_tracker()
+    add(tracker, prompt=[1, 300], prompt_logprobs=0)
+    entries = {0: [make_logprobs(300, 7, rank=2)]}
+    (request,), _ = tracker.apply(tokens({0: "a"}, prompt_logprobs=entries))
+    assert request.num_unread_logprobs == 2
+    request.read_prompt_logprobs()
+    assert request.num_unread_logprobs == 0
+    assert list(request.take_output().prompt_logprobs[1]) == [300, 7]
+
+
+def test_bad_words_need_a_tokenizer():
+    with pytest.raises(InvalidRequestError, match="needs a tokenizer") as caught:
+        add(create_tracker(tokenizer=None), prompt=[5], bad_words=["a"])
+    assert caught.value.parameter == "bad_words"
+
+
 def test_delta_outputs_carry_prompt_logprobs_once():
     tracker = create_tracker()
     add(tracker, prompt=[1, 300], prompt_logprobs=0, output_kind=RequestOutputKind.DELTA)

@@ -2,6 +2,7 @@ import json
 import logging
 
 import pytest
+from tokenizers import processors
 from transformers import AutoTokenizer
 
 from octavo.engine.tokenizer import Tokenizer
@@ -116,3 +117,19 @@ def test_tokenizer_file_of_an_unknown_decoder_still_loads(spm_folder, tmp_path):
     path.write_text(json.dumps(fields))
     tokenizer = load_tokenizer(spm_folder, tmp_path)
     assert tokenizer.decode(tokenizer.encode("the a the")) == "the a the"
+
+
+def test_tokens_that_every_text_gets_are_counted_on_both_sides():
+    assert SPM.num_added_tokens == (1, 0)
+    assert BYTE_LEVEL.num_added_tokens == (0, 0)
+    both = build_tokenizer()
+    both.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", BOS_ID), ("</s>", EOS_ID)]
+    )
+    assert Tokenizer(both).num_added_tokens == (1, 1)
+
+
+@pytest.mark.parametrize("tokenizer", [SPM, BYTE_LEVEL], ids=["spm", "byte-level"])
+def test_no_token_stands_for_more_characters_than_said(tokenizer):
+    texts = map(tokenizer.token_text, range(tokenizer.num_tokens))
+    assert max(map(len, texts)) <= tokenizer.max_characters_per_token
