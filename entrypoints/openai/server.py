@@ -140,6 +140,7 @@ class Server:
             return
         logger.info("ending: %d requests are open", self._engine.num_open_requests)
         self._service.is_draining = True
+        self._http.close_port()
         self._drain = asyncio.create_task(self._drain_requests())
 
     def _announce(self) -> None:
@@ -147,7 +148,7 @@ class Server:
         logger.info("serving %s at %s", names, self._address)
 
     async def _drain_requests(self) -> None:
-        self._http.should_exit = True  # no new connections; waits for the open ones
+        self._http.should_exit = True  # it waits for the open connections
         self._engine.end_pause()  # the open requests may use the time that they have left
         try:
             async with asyncio.timeout(self._shutdown_timeout_s):
@@ -187,12 +188,18 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, announce: Callable[[], None], config: uvicorn.Config) -> None:
         super().__init__(config)
+        self.servers = []  # uvicorn has none before it listens
         self._announce = announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen."""
         await super().startup(sockets)
         self._announce()
+
+    def close_port(self) -> None:
+        """Take no new connections. ``should_exit`` does that too, but is looked at now and then."""
+        for server in self.servers:
+            server.close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,5 +1,7 @@
 """How a server begins and ends."""
 
+import asyncio
+
 import pytest
 
 from tests.echo_core import EchoCore
@@ -40,6 +42,16 @@ def test_stop_with_drain_time_lets_requests_finish_and_admits_none():
     assert stream.events[-1]["choices"][0]["finish_reason"] == "length"
     assert plain.json["usage"]["completion_tokens"] == 100
     assert server.status == 0
+
+
+def test_port_closes_at_once():
+    with running_server(EchoCore(**SLOW), shutdown_timeout=TIMEOUT_S) as server:
+        collect = start_requests(server, max_tokens=50)
+        server.stop()
+        server.call(asyncio.sleep(0))
+        with pytest.raises(OSError, match="refused"):
+            server.connect().connect()
+        collect()
 
 
 def test_drain_time_is_bounded():
