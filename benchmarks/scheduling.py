@@ -160,6 +160,9 @@ def batching() -> Rows:
             "continuous_steps": continuous.num_steps,
             "static_steps": static.num_steps,
             "ratio": static.num_steps / continuous.num_steps,
+            "continuous_s": continuous.now_s,
+            "static_s": static.now_s,
+            "ratio_of_times": static.now_s / continuous.now_s,
         }
     ]
 
