@@ -8,6 +8,15 @@ import pytest
 from octavo import InvalidRequestError, RequestOutputKind, SamplingParams
 
 NAN, INFINITY = float("nan"), float("inf")
+ENORMOUS = 10**5_000  # Python refuses to write it out
+FLAGS = (
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+    "skip_reading_prefix_cache",
+)
 
 
 def refusal(**values):
@@ -97,12 +106,35 @@ def test_a_parameter_that_does_not_exist_is_a_type_error(name):
         ("stop_token_ids", 5),
         ("allowed_token_ids", "12"),
         ("logit_bias", [5]),
+        ("output_kind", 1),
+        ("temperature", 10**400),
+        ("logit_bias", {3: 10**400}),
+        *((name, value) for name in FLAGS for value in (1, "yes", NAN, [])),
     ],
 )
 def test_an_impossible_value_is_refused_by_its_name(name, value):
     error = refusal(**{name: value})
     assert error.parameter == name
     assert error.message.startswith(f"{name} is ")
+
+
+@pytest.mark.parametrize("name", SamplingParams.__struct_fields__)
+@pytest.mark.parametrize(
+    "value",
+    [ENORMOUS, [ENORMOUS], {ENORMOUS: 1.0}, ["x" * 5_000], object()],
+    ids=["number", "list", "mapping", "text", "object"],
+)
+def test_a_refusal_is_short_and_names_the_parameter_whatever_the_value(name, value):
+    error = refusal(**{name: value})
+    assert error.parameter == name
+    assert len(str(error)) < 250
+
+
+@pytest.mark.parametrize("name", ["stop", "bad_words"])
+def test_half_of_a_surrogate_pair_is_no_text(name):
+    error = refusal(**{name: ["fine", "a\ud83d"]})
+    assert error.parameter == name
+    assert "'\\ud83d' at position 1" in str(error)
 
 
 def test_a_refusal_names_the_value_and_what_is_allowed():
@@ -154,6 +186,10 @@ def test_a_tiny_temperature_is_greedy(temperature, greedy):
 )
 def test_stop_strings_are_a_list_however_they_were_given(stop, strings):
     assert SamplingParams(stop=stop).stop_strings == strings
+
+
+def test_seed_minus_one_is_no_seed():
+    assert SamplingParams(seed=-1) == SamplingParams()
 
 
 def test_a_clone_is_equal_and_independent():

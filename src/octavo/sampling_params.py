@@ -6,11 +6,13 @@ An unsupported parameter is a ``TypeError`` of the constructor; an impossible va
 
 import enum
 import math
+import sys
 from typing import Any
 
 import msgspec
 
 from octavo.errors import InvalidRequestError
+from octavo.unicode import check_unicode
 
 MAX_N = 16_384
 MAX_INTEGER = 2**31 - 1  # counts and ids are int32 on every device
@@ -18,9 +20,19 @@ MAX_FACTOR = 1e6  # logits multiplied or divided by it stay finite in float32
 MAX_STOP_STRINGS = 256
 MAX_BAD_WORDS = 4_096
 MAX_TEXT_LENGTH = 4_096  # characters of one stop string or bad word
+MAX_SHOWN_LENGTH = 100  # characters of a refused value in its message
 GREEDY_TEMPERATURE = 1e-5  # below this the distribution is a point mass in every dtype we run
 MIN_TEMPERATURE = (
     1e-2  # logits / T stays finite in float16 for |logits| < 655; vLLM raises T to the same bound
+)
+
+
+_FLAGS = (
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
 )
 
 
@@ -68,6 +80,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
 
     def __post_init__(self) -> None:
         self.validate()
+        if self.seed == -1:  # so has vLLM
+            self.seed = None
 
     @property
     def is_greedy(self) -> bool:
@@ -101,9 +115,21 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
         _check_integer("min_tokens", self.min_tokens, 0, MAX_INTEGER)
         _check_optional_integer("logprobs", self.logprobs, -1, MAX_INTEGER)
         _check_optional_integer("prompt_logprobs", self.prompt_logprobs, -1, MAX_INTEGER)
+        self._validate_flags()
         self._validate_stops()
         self._validate_token_lists()
         self._validate_combinations()
+
+    def _validate_flags(self) -> None:
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise _invalid(name, getattr(self, name), "True or False")
+        if not isinstance(self.skip_reading_prefix_cache, bool | None):
+            raise _invalid(
+                "skip_reading_prefix_cache", self.skip_reading_prefix_cache, "True, False or None"
+            )
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise _invalid("output_kind", self.output_kind, "a RequestOutputKind")
 
     def _validate_stops(self) -> None:
         if not isinstance(self.stop, str):
@@ -128,7 +154,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
         _check_type("logit_bias", self.logit_bias, dict, "a mapping from token id to bias")
         for token_id, bias in (self.logit_bias or {}).items():
             _check_integer("logit_bias", token_id, 0, MAX_INTEGER)
-            _check_number("logit_bias", bias, -math.inf, math.inf)
+            _check_number("logit_bias", bias, -sys.float_info.max, sys.float_info.max)
         _check_type("bad_words", self.bad_words, list, "a list of strings")
         _check_texts("bad_words", self.bad_words or [], MAX_BAD_WORDS)
 
@@ -146,7 +172,16 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
 
 
 def _invalid(name: str, value: object, allowed: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{name} is {value!r}; it must be {allowed}", parameter=name)
+    return InvalidRequestError(f"{name} is {_show(value)}; it must be {allowed}", parameter=name)
+
+
+def _show(value: object) -> str:
+    """Write a value as Python does, cut: it may have any length."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write integers of thousands of digits
+        text = "a number of thousands of digits"
+    return text if len(text) <= MAX_SHOWN_LENGTH else f"{text[:MAX_SHOWN_LENGTH]}..."
 
 
 def _check_type(name: str, value: object, kind: type, allowed: str) -> None:
@@ -168,6 +203,7 @@ def _check_texts(name: str, texts: list[str], max_count: int) -> None:
                 f"{name} is a text of {len(text)} characters; it must be at most {MAX_TEXT_LENGTH}",
                 parameter=name,
             )
+        check_unicode(name, text)
 
 
 def _check_integer(name: str, value: Any, low: int, high: int | None) -> None:
@@ -185,9 +221,8 @@ def _check_optional_integer(name: str, value: Any, low: int, high: int | None) -
 def _check_number(
     name: str, value: Any, low: float, high: float, *, open_low: bool = False
 ) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or (isinstance(value, float) and not math.isfinite(value)):
         raise _invalid(name, value, "a finite number")
     if value < low or value > high or (open_low and value == low):
-        left = "(" if open_low else "["
-        right = "inf)" if high == math.inf else f"{high:g}]"
-        raise _invalid(name, value, f"in {left}{low:g}, {right}")
+        raise _invalid(name, value, f"in {'(' if open_low else '['}{low:g}, {high:g}]")
