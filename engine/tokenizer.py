@@ -102,6 +102,12 @@ class Tokenizer:
         """Return a token as text for display; an incomplete character becomes U+FFFD."""
         return self.token_bytes(token_id).decode(errors="replace")
 
+    def token_names(self, token_ids: Sequence[int]) -> list[str]:
+        """Return tokens as they stand in the vocabulary, spaces and bytes in its own signs."""
+        names = self.hf_tokenizer.convert_ids_to_tokens(list(token_ids))
+        assert isinstance(names, list)  # a string only for a single id
+        return names
+
     def _decode(self, token_ids: list[int], **options: bool) -> str:
         text = self.hf_tokenizer.decode(token_ids, clean_up_tokenization_spaces=False, **options)
         assert isinstance(text, str)  # a list only for a batch

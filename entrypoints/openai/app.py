@@ -10,9 +10,16 @@ from octavo.entrypoints.openai.completions import CompletionsEndpoint
 from octavo.entrypoints.openai.errors import install_error_handlers
 from octavo.entrypoints.openai.information import InformationEndpoints
 from octavo.entrypoints.openai.model_cards import ModelEndpoints
-from octavo.entrypoints.openai.openapi import Application, describe_generation
+from octavo.entrypoints.openai.openapi import Application, describe_body, describe_generation
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from octavo.entrypoints.openai.service import Service
+from octavo.entrypoints.openai.tokenization import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    TokenizationEndpoints,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
 
 
 def create_app(service: Service, *, has_documents: bool = True) -> FastAPI:
@@ -30,6 +37,7 @@ def create_app(service: Service, *, has_documents: bool = True) -> FastAPI:
         # takes as long as everything else before the prompt is encoded.
         app.add_route(path, post, methods=["POST"])
         app.describe_route(path, describe_generation(body_type, content))
+    _add_tokenization(app, TokenizationEndpoints(service))
     if service.has_admin_endpoints:
         app.include_router(AdminEndpoints(service).router())
     return app
@@ -55,3 +63,17 @@ def _add_information(
     app.add_api_route(
         "/metrics", information.metrics, methods=["GET"], response_class=PlainTextResponse
     )
+
+
+def _add_tokenization(app: Application, tokenization: TokenizationEndpoints) -> None:
+    for path, post, body_type, answer_type in (
+        ("/tokenize", tokenization.tokenize, TokenizeRequest, TokenizeAnswer),
+        ("/detokenize", tokenization.detokenize, DetokenizeRequest, DetokenizeAnswer),
+    ):
+        app.add_api_route(
+            path,
+            post,
+            methods=["POST"],
+            responses={200: {"model": answer_type}},
+            openapi_extra=describe_body(body_type),
+        )

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any, Protocol
 
 from fastapi import Request, Response
 
@@ -14,6 +15,27 @@ from octavo.entrypoints.openai.request_body import read_body
 from octavo.entrypoints.openai.request_ids import choose_request_id
 from octavo.entrypoints.openai.service import Service
 from octavo.errors import InvalidRequestError
+
+
+class ConversationBody(Protocol):
+    """The fields of a body that say how its messages are rendered."""
+
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    chat_template_kwargs: dict[str, Any] | None
+
+
+def choose_chat_options(body: ConversationBody) -> ChatOptions:
+    """Return how the messages of a body are rendered: to be answered, unless they say otherwise."""
+    is_continued = bool(body.continue_final_message)
+    is_prompted = (
+        not is_continued if body.add_generation_prompt is None else body.add_generation_prompt
+    )
+    return ChatOptions(
+        add_generation_prompt=is_prompted,
+        continue_final_message=is_continued,
+        template_arguments=body.chat_template_kwargs or {},
+    )
 
 
 class ChatEndpoint:
@@ -48,13 +70,5 @@ class ChatEndpoint:
 
 def _encode(chat_template: ChatTemplate, body: ChatCompletionRequest) -> EncodedPrompt:
     """Render and encode a conversation; slow enough to be kept off the event loop."""
-    is_continued = bool(body.continue_final_message)
-    is_prompted = (
-        not is_continued if body.add_generation_prompt is None else body.add_generation_prompt
-    )
-    options = ChatOptions(
-        add_generation_prompt=is_prompted,
-        continue_final_message=is_continued,
-        template_arguments=body.chat_template_kwargs or {},
-    )
-    return replace(chat_template.encode(body.messages, options), cache_salt=body.cache_salt)
+    prompt = chat_template.encode(body.messages, choose_chat_options(body))
+    return replace(prompt, cache_salt=body.cache_salt)

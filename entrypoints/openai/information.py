@@ -69,7 +69,7 @@ class InformationEndpoints:
     async def load(self, options: Annotated[LoadOptions, Query()]) -> dict[str, Any]:
         """Say how many requests are open, and on request which."""
         engine = self._service.engine
-        load: dict[str, Any] = {"server_load": engine.num_open_requests}
+        load: dict[str, Any] = {"server_load": len(engine.open_request_ids)}
         if options.include_inflight:
             entries = engine.list_open(options.inflight_limit)
             load["inflight"] = [_describe_in_flight(entry) for entry in entries]

@@ -15,6 +15,12 @@ from octavo.entrypoints.openai.protocol import (
 )
 from octavo.entrypoints.openai.reasons import REASON_OF_STATUS, STATUS_OF_REASON
 from octavo.entrypoints.openai.request_body import MAX_BODY_BYTES
+from octavo.entrypoints.openai.tokenization import (
+    CHARACTERS_PER_TOKEN,
+    MIN_TEXT_LIMIT,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from tests.echo_core import ECHO_INFO
 from tests.live_server import running_server
 
@@ -38,6 +44,17 @@ def test_every_supported_field_is_in_the_table():
     for column, body_type in ((1, ChatCompletionRequest), (2, CompletionRequest)):
         listed = {row[0].strip("`") for row in rows if row[column] == "yes"}
         assert listed == set(body_type.model_fields)
+
+
+def test_every_field_of_tokenizing_is_in_its_table():
+    rows = read_table(SERVER, "## Tokenizing")
+    for column, body_type in ((1, TokenizeRequest), (2, DetokenizeRequest)):
+        listed = {row[0].strip("`") for row in rows if row[column] == "yes"}
+        assert listed == set(body_type.model_fields)
+    sentence = SERVER.split("\n## Tokenizing\n")[1].split("are refused as in chat")[0]
+    refused = sentence.rsplit("\n\n", 1)[1]
+    assert set(re.findall(r"`(\w+)`", refused)) == set(TokenizeRequest.refused)
+    assert f"{MIN_TEXT_LIMIT:,} characters, or {CHARACTERS_PER_TOKEN} for each" in SERVER
 
 
 def test_every_refused_field_is_in_the_table_with_its_neutral_values():
