@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from jinja2 import TemplateError
@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from octavo.engine.prompt import EncodedPrompt
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ConfigError, InvalidRequestError
+from octavo.unicode import check_unicode
 
 Message = Mapping[str, Any]
 """A role and a content, which is a string, a list of parts or None, in OpenAI's form."""
@@ -71,6 +72,7 @@ class ChatTemplate:
             InvalidRequestError: as ``render`` does, or nothing was rendered.
         """
         text = self.render(messages, options)
+        check_unicode("messages", text)
         token_ids = self._tokenizer.encode(text, add_special_tokens=False)
         if not token_ids:
             raise _refuse("the chat template renders these messages to nothing")
@@ -175,6 +177,7 @@ def _check_messages(messages: object) -> None:
 
 
 def _check_options(options: ChatOptions) -> None:
+    _check_option_types(options)
     if options.add_generation_prompt and options.continue_final_message:
         raise InvalidRequestError(
             "continue_final_message excludes add_generation_prompt: set one of them to False",
@@ -186,6 +189,32 @@ def _check_options(options: ChatOptions) -> None:
                 f"chat_template_kwargs sets {name}, which is no variable of a template",
                 parameter="chat_template_kwargs",
             )
+
+
+def _check_option_types(options: ChatOptions) -> None:
+    arguments, tools = options.template_arguments, options.tools
+    expected = {
+        "chat_template": (isinstance(options.chat_template, str | None), "a text or None"),
+        "chat_template_content_format": (
+            options.content_format in get_args(ContentFormat),
+            f"one of {', '.join(get_args(ContentFormat))}",
+        ),
+        "tools": (
+            tools is None or (isinstance(tools, list) and all(map(_is_tool, tools))),
+            "a list of JSON schemas or functions, or None",
+        ),
+        "chat_template_kwargs": (
+            isinstance(arguments, Mapping) and all(isinstance(name, str) for name in arguments),
+            "a mapping from the names of variables to their values",
+        ),
+    }
+    for name, (is_right, wanted) in expected.items():
+        if not is_right:
+            raise InvalidRequestError(f"{name} must be {wanted}", parameter=name)
+
+
+def _is_tool(tool: object) -> bool:
+    return isinstance(tool, Mapping) or callable(tool)
 
 
 def _prepare(message: Message, accepted: AbstractSet[ContentFormat]) -> dict[str, Any]:

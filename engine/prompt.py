@@ -12,6 +12,7 @@ import numpy as np
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequestError
 from octavo.executor.step import Int32Array
+from octavo.unicode import check_unicode
 
 MAX_CACHE_SALT_LENGTH = 1024
 
@@ -101,6 +102,8 @@ def _encode_fields(
         raise InvalidRequestError(f"prompt is {text!r}; it must be a string", parameter="prompt")
     salt = _read_salt(fields.get("cache_salt"))
     if token_ids is not None:
+        if text is not None:
+            check_unicode("prompt", text)
         return EncodedPrompt(_cut(_read_ids(token_ids), options), text, salt)
     if text is None:
         raise InvalidRequestError("prompt or prompt_token_ids is missing", parameter="prompt")
@@ -116,6 +119,7 @@ def _encode_text(
         )
     if limit is not None and len(text) > limit:
         text = _cut_text(text, tokenizer, options, limit)
+    check_unicode("prompt", text)
     ids = tokenizer.encode(text, add_special_tokens=options.add_special_tokens)
     if not ids:
         raise InvalidRequestError(
@@ -197,4 +201,5 @@ def _read_salt(salt: Any) -> str | None:
             f"cache_salt must be a string of 1 to {MAX_CACHE_SALT_LENGTH} characters",
             parameter="cache_salt",
         )
+    check_unicode("cache_salt", salt)
     return salt

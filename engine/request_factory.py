@@ -153,7 +153,11 @@ def _check_prompt(prompt: EncodedPrompt, info: CoreInfo, *, name: str, is_scored
         )
 
 
-def _check_priority(priority: int, policy: str) -> None:
+def _check_priority(priority: object, policy: str) -> None:
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise InvalidRequestError(
+            f"priority is {priority!r}; it must be an integer", parameter="priority"
+        )
     if priority and policy != "priority":
         raise InvalidRequestError(
             f"priority is {priority}; it must be 0 under the {policy} policy:"

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from octavo.config import Environment
@@ -97,9 +98,10 @@ class LLM:
         template = self._model.chat_template
         if template is None:
             raise ConfigError("chat needs a tokenizer: start without skip_tokenizer_init")
-        is_many = bool(messages) and not isinstance(messages[0], Mapping)
-        conversations = messages if is_many else [messages]
-        prompts = [_encode_chat(template, conversation, options) for conversation in conversations]
+        prompts = [
+            _encode_chat(template, conversation, options)
+            for conversation in _list_conversations(messages)
+        ]
         return self._run(prompts, sampling_params, None, use_tqdm=use_tqdm)
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -129,9 +131,7 @@ class LLM:
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         params = self._spread_params(sampling_params, len(prompts))
-        priorities = [0] * len(prompts) if priority is None else list(priority)
-        if len(priorities) != len(prompts):
-            raise _wrong_length("priority", len(priorities), len(prompts))
+        priorities = _spread_priority(priority, len(prompts))
         requests = [
             BatchRequest(prompt=prompt, params=params, priority=priority)
             for prompt, params, priority in zip(prompts, params, priorities, strict=True)
@@ -145,6 +145,8 @@ class LLM:
             sampling_params = self.get_default_sampling_params()
         if isinstance(sampling_params, SamplingParams):
             return [_final_only(sampling_params)] * num_prompts
+        if not isinstance(sampling_params, list | tuple):
+            raise _wrong_type("sampling_params", sampling_params, "SamplingParams or a list")
         if len(sampling_params) != num_prompts:
             raise _wrong_length("sampling_params", len(sampling_params), num_prompts)
         return [_final_only(params) for params in sampling_params]
@@ -152,9 +154,29 @@ class LLM:
 
 def _list_prompts(prompts: Any) -> list[Prompt]:
     """Return a list of prompts; a list of integers is one prompt."""
+    if isinstance(prompts, np.ndarray):
+        prompts = prompts.tolist()
     is_text = isinstance(prompts, str | Mapping | EncodedPrompt)
+    if not is_text and not isinstance(prompts, Sequence):
+        raise _wrong_type("prompts", prompts, "a prompt or a list of prompts")
     is_single = is_text or (len(prompts) > 0 and isinstance(prompts[0], int))
     return [prompts] if is_single else list(prompts)
+
+
+def _list_conversations(messages: Any) -> Sequence[Any]:
+    """Return a list of conversations; a list of messages is one."""
+    is_list = isinstance(messages, list | tuple) and len(messages) > 0
+    return messages if is_list and not isinstance(messages[0], Mapping) else [messages]
+
+
+def _spread_priority(priority: Any, num_prompts: int) -> list[int]:
+    if priority is None:
+        return [0] * num_prompts
+    if not isinstance(priority, list | tuple):
+        raise _wrong_type("priority", priority, "a list of integers")
+    if len(priority) != num_prompts:
+        raise _wrong_length("priority", len(priority), num_prompts)
+    return list(priority)
 
 
 def _encode_chat(
@@ -166,13 +188,21 @@ def _encode_chat(
         return error
 
 
-def _final_only(params: SamplingParams) -> SamplingParams:
+def _final_only(params: object) -> SamplingParams:
     """Return the parameters for a caller who sees nothing but the final output."""
+    if not isinstance(params, SamplingParams):
+        raise _wrong_type("sampling_params", params, "SamplingParams for each prompt")
     if params.output_kind is RequestOutputKind.FINAL_ONLY:
         return params
     params = copy.copy(params)
     params.output_kind = RequestOutputKind.FINAL_ONLY
     return params
+
+
+def _wrong_type(name: str, value: object, wanted: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{name} must be {wanted}, not of type {type(value).__name__}", parameter=name
+    )
 
 
 def _wrong_length(name: str, length: int, num_prompts: int) -> InvalidRequestError:

@@ -146,6 +146,29 @@ def test_malformed_messages_are_refused(messages, text):
     assert caught.value.parameter == "messages"
 
 
+def test_half_a_character_in_a_chat_is_refused():
+    with pytest.raises(InvalidRequestError, match=r"position 9, .* no character") as caught:
+        ChatTemplate(TOKENIZER).encode([{"role": "user", "content": "\ud83d"}])
+    assert caught.value.parameter == "messages"
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("chat_template", {"chat_template": 5}),
+        ("chat_template_content_format", {"content_format": "html"}),
+        ("tools", {"tools": "x"}),
+        ("tools", {"tools": [5]}),
+        ("chat_template_kwargs", {"template_arguments": "x"}),
+        ("chat_template_kwargs", {"template_arguments": {5: 1}}),
+    ],
+)
+def test_options_of_other_types_are_refused_by_name(name, options):
+    with pytest.raises(InvalidRequestError, match=f"^{name} ") as caught:
+        render(HELLO, **options)
+    assert caught.value.parameter == name
+
+
 def test_chat_that_renders_to_nothing_is_refused():
     tokenizer = Tokenizer(build_byte_level_tokenizer())
     with pytest.raises(InvalidRequestError, match="to nothing"):

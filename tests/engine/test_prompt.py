@@ -63,6 +63,10 @@ def test_empty_text_is_the_bos_alone_or_refused():
         ({"prompt": "a", "cache_salt": ""}, "cache_salt", "1 to 1024"),
         ({"prompt": "a", "cache_salt": "s" * 1025}, "cache_salt", "1 to 1024"),
         ({"prompt": "a", "cache_salt": 5}, "cache_salt", "string"),
+        ("a\ud83d", "prompt", "at position 1, .* no character"),
+        ({"prompt": "\udfff"}, "prompt", "at position 0"),
+        ({"prompt": "\udfff", "prompt_token_ids": [5]}, "prompt", "at position 0"),
+        ({"prompt": "a", "cache_salt": "\ud83d"}, "cache_salt", "at position 0"),
     ],
 )
 def test_malformed_prompt_is_refused_by_name(prompt, parameter, text):

@@ -112,6 +112,14 @@ def test_priority_is_passed_under_its_policy():
         assert submit(factory, priority=priority)[0].priority == priority
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("priority", [1.0, "1", True, None, float("nan")])
+def test_priority_that_is_no_integer_is_refused_by_name(policy, priority):
+    with pytest.raises(InvalidRequestError, match=r"^priority is .*integer") as caught:
+        submit(create_factory(scheduling_policy=policy), priority=priority)
+    assert caught.value.parameter == "priority"
+
+
 @pytest.mark.parametrize("priority", [2**31, -(2**31) - 1, 2**63, 10**30])
 def test_priority_beyond_an_int32_is_refused_by_name(priority):
     factory = create_factory(scheduling_policy="priority")

@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 
 from octavo import BatchRefusedError, ConfigError, InvalidRequestError, SamplingParams
@@ -44,6 +45,38 @@ def test_lists_of_other_lengths_than_the_prompts_are_refused(letters):
         letters.generate(["z", "z"], [GREEDY])
     with pytest.raises(InvalidRequestError, match="priority has 1 entries for 2 prompts"):
         letters.generate(["z", "z"], GREEDY, priority=[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        *(("prompts", {"prompts": value}) for value in (None, 5, 1.5, {5, 6}, iter(["z"]))),
+        *(
+            ("sampling_params", {"sampling_params": value})
+            for value in ({"temperature": 0}, "z", 5, [None], [{}], SamplingParams, (x for x in ()))
+        ),
+        *(("priority", {"priority": value}) for value in (5, [None], [1.5], "0", {0})),
+    ],
+)
+def test_argument_of_another_type_is_refused_by_name(letters, name, arguments):
+    with pytest.raises(InvalidRequestError, match=f"^{name} ") as caught:
+        letters.generate(**{"prompts": ["z"], "use_tqdm": False, **arguments})
+    assert caught.value.parameter == name
+    assert generate(letters, max_tokens=3).text == "abc"
+
+
+@pytest.mark.parametrize("messages", [None, 5, "hi", {"role": "user", "content": "hi"}, [], [[]]])
+def test_what_is_no_conversation_is_refused(letters, messages):
+    with pytest.raises(InvalidRequestError, match=r"^messages must be a list"):
+        letters.chat(messages, GREEDY)
+
+
+def test_arrays_are_prompts_too(letters):
+    ids = letters.get_tokenizer().encode("z")
+    for prompts in (np.array(ids), np.array([ids, ids]), range(5, 8), ("z", "z")):
+        outputs = letters.generate(prompts, GREEDY, use_tqdm=False)
+        expected = [ids] * len(outputs) if not isinstance(prompts, range) else [[5, 6, 7]]
+        assert [output.prompt_token_ids for output in outputs] == expected
 
 
 def test_priority_is_refused_or_obeyed(letters, chain_letters):
