@@ -77,6 +77,8 @@ class InProcessClient:
 
     def shutdown(self) -> None:
         """Stop the core's executor."""
+        if self._death is None:
+            self._death = "the engine was shut down: make a new one"
         self._core.shutdown()
 
     def _check_alive(self) -> None:

@@ -36,3 +36,23 @@ def test_dead_core_refuses_everything():
     for use in (client.receive, client.receive, lambda: client.send([make_add(1)])):
         with pytest.raises(EngineDeadError, match="the engine core died"):
             use()
+
+
+def test_core_that_was_shut_down_says_so_however_often():
+    client = InProcessClient(make_core().core)
+    client.send([make_add(0)])
+    client.shutdown()
+    client.shutdown()
+    for use in (client.receive, lambda: client.send([make_add(1)])):
+        with pytest.raises(EngineDeadError, match="was shut down: make a new one"):
+            use()
+
+
+def test_shutdown_does_not_hide_a_death():
+    client = InProcessClient(make_core(executor_options={"faults": Faults(result=[0])}).core)
+    client.send([make_add(0)])
+    with pytest.raises(EngineDeadError, match="died"):
+        client.receive()
+    client.shutdown()
+    with pytest.raises(EngineDeadError, match="died"):
+        client.receive()

@@ -5,7 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
-from octavo import BatchRefusedError, ConfigError, InvalidRequestError, SamplingParams
+from octavo import (
+    BatchRefusedError,
+    ConfigError,
+    EngineDeadError,
+    InvalidRequestError,
+    SamplingParams,
+)
 from tests.checkpoints import BOS_ID
 from tests.entrypoints.offline import GREEDY, generate, start, write_generation_config
 
@@ -148,6 +154,16 @@ def test_biased_rows_without_a_token_have_no_text(tiny_padded_vocab):
 
 
 # The engine around it
+
+
+def test_engine_that_was_shut_down_says_so_and_harms_no_other(letters, chain_letters):
+    llm = start(chain_letters)
+    assert generate(llm, max_tokens=3).text == "abc"
+    for _ in range(2):
+        llm.shutdown()
+        with pytest.raises(EngineDeadError, match="was shut down"):
+            generate(llm)
+    assert generate(letters, max_tokens=3).text == "abc"
 
 
 def test_cache_is_read_and_can_be_reset(tiny_spm):
