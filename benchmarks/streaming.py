@@ -37,10 +37,12 @@ from octavo.engine.messages import (
     StartedRequest,
 )
 from octavo.engine.metrics import EngineMetrics
+from octavo.entrypoints.credentials import Credentials
 from octavo.entrypoints.openai.listener import bind
 from octavo.entrypoints.openai.server import Server
 from octavo.entrypoints.openai.service import Service
 from octavo.entrypoints.served_model import load_served_model
+from octavo.entrypoints.server_settings import ServerSettings
 
 TIMEOUT_S = 300
 VOCAB_SIZE = 49_152
@@ -106,7 +108,7 @@ def serve(sender: Any, step_time_s: float) -> None:
         sender.send(listener.getsockname()[1])
 
         async def run() -> None:
-            server = Server(service)
+            server = Server(service, ServerSettings(), Credentials())
             server.install_signal_handlers()
             await server.run(listener)
 
