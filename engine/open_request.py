@@ -220,6 +220,7 @@ class Answer:
         self.has_news = False
         self._detokenizer = detokenizer
         self._includes_stop = params.include_stop_str_in_output
+        self._interval = params.stream_interval or 1
         self._token_ids: list[int] = []
         self._num_taken = 0
         self._text = ""
@@ -243,7 +244,8 @@ class Answer:
         A stop token is one of the answer's tokens, but part of its text only on request.
         """
         self._token_ids.append(token_id)
-        self.has_news = True
+        num_new = len(self._token_ids) - self._num_taken
+        self.has_news = num_new >= self._interval or not self._num_taken
         if self._detokenizer is None or (is_stop_token and not self._includes_stop):
             return None
         return self._detokenizer.append(token_id)

@@ -87,6 +87,7 @@ def test_a_parameter_that_does_not_exist_is_a_type_error(name):
         ("max_tokens", 0),
         ("max_tokens", 1.5),
         ("min_tokens", -1),
+        ("stream_interval", 0),
         ("logprobs", -2),
         ("prompt_logprobs", -2),
         ("stop", ""),

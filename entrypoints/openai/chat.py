@@ -1,12 +1,12 @@
 """POST /v1/chat/completions: JSON to a prompt and ``SamplingParams``."""
 
-from dataclasses import replace
+import time
 from functools import partial
 from typing import Any, Protocol
 
 from fastapi import Request, Response
 
-from octavo.engine.chat import ChatOptions, ChatTemplate
+from octavo.engine.chat import ChatOptions
 from octavo.engine.prompt import EncodedPrompt
 from octavo.entrypoints.openai.forms import ChatForm
 from octavo.entrypoints.openai.generation import Generation
@@ -51,24 +51,51 @@ class ChatEndpoint:
             InvalidRequestError: the request cannot be served as written.
             HttpError: there is no such model, or the server is ending.
         """
+        arrival_s = time.monotonic()
         body = await read_body(request, ChatCompletionRequest)
-        engine, model = self._service.engine, self._service.model
+        request_id = choose_request_id(request, body.request_id)
+        service, model = self._service, self._service.model
         if model.tokenizer is None or model.chat_template is None:
             raise InvalidRequestError("the engine runs without a tokenizer: use /v1/completions")
-        encode = partial(_encode, model.chat_template, body)
+        model_name, ignored_fields = service.choose_model(body.model), body.check_fields()
+        params = body.to_sampling_params(model.sampling_defaults)
+        prompt = await self._encode(body)
+        echo = _read_echo(body) if body.echo else ""
         generation = Generation(
-            request_id=choose_request_id(request, body.request_id),
-            model_name=self._service.choose_model(body.model),
-            ignored_fields=body.check_fields(),
-            params=body.to_sampling_params(model.sampling_defaults),
-            prompt=await engine.run_off_loop(encode),
-            form=ChatForm(body.num_logprobs, model.tokenizer.token_bytes),
+            request_id=request_id,
+            model_name=model_name,
+            ignored_fields=ignored_fields,
+            params=params,
+            prompts=[prompt],
+            form=ChatForm(body.reply_shape, model.tokenizer, role=body.answer_role, echo=echo),
             body=body,
+            arrival_s=arrival_s,
         )
-        return await generation.respond(engine, request.receive)
+        return await generation.respond(service, request.receive)
+
+    async def _encode(self, body: ChatCompletionRequest) -> EncodedPrompt:
+        """Render and encode a conversation."""
+        engine, template = self._service.engine, self._service.model.chat_template
+        assert template is not None
+        options = choose_chat_options(body)
+        text = await engine.run_off_loop(partial(template.render, body.messages, options))
+        if not text:
+            raise InvalidRequestError(
+                "the chat template renders these messages to nothing", parameter="messages"
+            )
+        encoding = body.choose_encoding(engine.info)
+        prompts = await engine.prompts.encode(
+            [{"prompt": text, "cache_salt": body.cache_salt}], encoding
+        )
+        return prompts[0]
 
 
-def _encode(chat_template: ChatTemplate, body: ChatCompletionRequest) -> EncodedPrompt:
-    """Render and encode a conversation; slow enough to be kept off the event loop."""
-    prompt = chat_template.encode(body.messages, choose_chat_options(body))
-    return replace(prompt, cache_salt=body.cache_salt)
+def _read_echo(body: ChatCompletionRequest) -> str:
+    """Return the text of the last message, if the answer goes on in its role."""
+    last: Any = body.messages[-1]
+    content = last.get("content")
+    if last.get("role") != body.answer_role or content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part if isinstance(part, str) else part["text"] for part in content)

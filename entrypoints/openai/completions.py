@@ -1,17 +1,23 @@
-"""POST /v1/completions: JSON to a prompt and ``SamplingParams``."""
+"""POST /v1/completions: JSON to prompts and ``SamplingParams``."""
 
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Request, Response
 
-from octavo.engine.prompt import Prompt
+from octavo.engine.prompt import EncodedPrompt, Prompt, TextPrompt, TokensPrompt
+from octavo.entrypoints.openai.echo import Echo
 from octavo.entrypoints.openai.forms import CompletionForm
 from octavo.entrypoints.openai.generation import Generation
-from octavo.entrypoints.openai.protocol import CompletionRequest
+from octavo.entrypoints.openai.protocol import MAX_CHOICES, CompletionRequest
 from octavo.entrypoints.openai.request_body import read_body
 from octavo.entrypoints.openai.request_ids import choose_request_id
 from octavo.entrypoints.openai.service import Service
 from octavo.errors import InvalidRequestError
+
+LONG_ECHO_TOKENS = 1_000
+"""Longer echoes are spelled off the event loop."""
 
 
 class CompletionsEndpoint:
@@ -21,41 +27,81 @@ class CompletionsEndpoint:
         self._service = service
 
     async def create(self, request: Request) -> Response:
-        """Continue one prompt.
+        """Continue one prompt or several.
 
         Raises:
             InvalidRequestError: the request cannot be served as written.
             HttpError: there is no such model, or the server is ending.
         """
+        arrival_s = time.monotonic()
         body = await read_body(request, CompletionRequest)
+        request_id = choose_request_id(request, body.request_id)
         service = self._service
-        generation = Generation(
-            request_id=choose_request_id(request, body.request_id),
-            model_name=service.choose_model(body.model),
-            ignored_fields=body.check_fields(),
-            params=body.to_sampling_params(service.model.sampling_defaults),
-            prompt=_read_prompt(body),
-            form=CompletionForm(body.num_logprobs),
-            body=body,
+        model_name, ignored_fields = service.choose_model(body.model), body.check_fields()
+        params = body.to_sampling_params(service.model.sampling_defaults)
+        prompts = await service.engine.prompts.encode(
+            _list_prompts(body, params.n), body.choose_encoding(service.engine.info)
         )
-        return await generation.respond(service.engine, request.receive)
+        form = CompletionForm(
+            body.reply_shape,
+            service.model.tokenizer,
+            prompts,
+            skip_special_tokens=params.skip_special_tokens,
+            echoes=await self._read_echoes(body, prompts) if body.echo else (),
+        )
+        generation = Generation(
+            request_id=request_id,
+            model_name=model_name,
+            ignored_fields=ignored_fields,
+            params=params,
+            prompts=prompts,
+            form=form,
+            body=body,
+            arrival_s=arrival_s,
+        )
+        return await generation.respond(service, request.receive)
 
-
-def _read_prompt(body: CompletionRequest) -> Prompt:
-    """Return the one prompt, which may stand alone or in a list."""
-    prompt: Any = body.prompt
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        if len(prompt) > 1:
+    async def _read_echoes(
+        self, body: CompletionRequest, prompts: Sequence[EncodedPrompt]
+    ) -> list[Echo]:
+        tokenizer = self._service.model.tokenizer
+        if tokenizer is None:
             raise InvalidRequestError(
-                f"prompt is a list of {len(prompt)} prompts; this version takes one for a request",
-                parameter="prompt",
+                "echo needs a tokenizer, and the engine runs without one", parameter="echo"
             )
-        (prompt,) = prompt
-    if not prompt and not isinstance(prompt, str):
+        is_text = isinstance(body.prompt, str) or isinstance((body.prompt or [0])[0], str)
+        has_added = is_text and body.adds_special_tokens
+        num_added = tokenizer.num_added_tokens if has_added else (0, 0)
+
+        def read() -> list[Echo]:
+            return [Echo.read(prompt, tokenizer, num_added) for prompt in prompts]
+
+        if sum(len(prompt.token_ids) for prompt in prompts) <= LONG_ECHO_TOKENS:
+            return read()
+        return await self._service.engine.run_off_loop(read)
+
+
+def _list_prompts(body: CompletionRequest, num_answers: int) -> list[Prompt]:
+    """Return the prompts; one may stand alone or in a list.
+
+    Raises:
+        InvalidRequestError: there is none, or there are more than one request may have.
+    """
+    given: Any = body.prompt
+    is_single = isinstance(given, str) or bool(given and isinstance(given[0], int))
+    prompts = [given] if is_single else given or []
+    if not prompts or not all(prompt or isinstance(prompt, str) for prompt in prompts):
         raise InvalidRequestError(
-            "prompt is missing or empty; it must be a text or a list of token ids",
+            "prompt is missing or empty; it must be a text, token ids, or a list of these",
             parameter="prompt",
         )
-    if isinstance(prompt, str):
-        return {"prompt": prompt, "cache_salt": body.cache_salt}
-    return {"prompt_token_ids": prompt, "cache_salt": body.cache_salt}
+    if len(prompts) * num_answers > MAX_CHOICES:
+        raise InvalidRequestError(
+            f"{len(prompts)} prompts with {num_answers} answers each are more than {MAX_CHOICES}"
+            " answers: send several requests",
+            parameter="prompt" if len(prompts) > 1 else "n",
+        )
+    salt = body.cache_salt
+    if isinstance(prompts[0], str):
+        return [TextPrompt(prompt=text, cache_salt=salt) for text in prompts]
+    return [TokensPrompt(prompt_token_ids=ids, cache_salt=salt) for ids in prompts]

@@ -77,6 +77,19 @@ def describe_error(
     return {"error": error}
 
 
+def find_failure(answer: CompletionOutput, *, is_complete: bool) -> dict[str, Any] | None:
+    """Return the body of the error that an answer is, its ``code`` being the status; None if not.
+
+    It is one too when it was aborted before it was ``is_complete``: before what it needs was there.
+    """
+    if answer.finish_reason == "error":
+        return describe_failure(answer)
+    if answer.finish_reason == "abort" and not is_complete:
+        text = "the request was ended before its prompt was computed"
+        return describe_error(503, text, reason_code="aborted")
+    return None
+
+
 def describe_failure(answer: CompletionOutput) -> dict[str, Any]:
     """Return the body of the error with which an answer ended; its ``code`` is the status."""
     reason_code = answer.reason_code or "generation_failed"

@@ -20,6 +20,8 @@ Refused = Mapping[str, tuple[Any, ...]]
 
 IGNORED_FIELDS_HEADER = "x-octavo-ignored-fields"
 MAX_HEADER_CHARACTERS = 1_000
+MAX_JSON_DEPTH = 201
+"""Levels of lists and objects in a body that pydantic's parser takes."""
 
 
 class JsonBody(BaseModel):

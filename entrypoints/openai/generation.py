@@ -13,13 +13,21 @@ import msgspec
 from fastapi import Response
 from starlette.types import Receive
 
-from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.prompt import Prompt
-from octavo.entrypoints.openai.errors import describe_failure
+from octavo.engine.async_engine import Conditions
+from octavo.engine.prompt import EncodedPrompt
+from octavo.engine.request_stream import JoinedStreams
+from octavo.entrypoints.openai.chunk_writer import ChunkWriter
+from octavo.entrypoints.openai.errors import find_failure
 from octavo.entrypoints.openai.fields import report_ignored_fields
-from octavo.entrypoints.openai.forms import ResponseForm, Usage
+from octavo.entrypoints.openai.forms import Choice, ResponseForm
 from octavo.entrypoints.openai.protocol import GenerationRequest
-from octavo.entrypoints.openai.streaming import ChunkWriter, EventStream, closed_on_disconnect
+from octavo.entrypoints.openai.service import Service
+from octavo.entrypoints.openai.streaming import (
+    MANY_SCORED_TOKENS,
+    EventStream,
+    closed_on_disconnect,
+)
+from octavo.entrypoints.openai.usage import Usage
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
 
@@ -29,43 +37,76 @@ class Generation:
     """A request that has been read and understood."""
 
     body: GenerationRequest
-    prompt: Prompt
+    prompts: Sequence[EncodedPrompt]
     params: SamplingParams
     form: ResponseForm
     model_name: str
     ignored_fields: Sequence[str]
     request_id: str
+    arrival_s: float
 
     @property
     def response_id(self) -> str:
         """The id of the response, by which the request can be looked up."""
         return f"{self.form.id_prefix}-{self.request_id}"
 
-    async def respond(self, engine: AsyncEngine, receive: Receive) -> Response:
+    async def respond(self, service: Service, receive: Receive) -> Response:
         """Admit the request and return its response.
 
-        Raises what ``AsyncEngine.add`` raises.
+        Raises what ``AsyncEngine.add_all`` raises.
         """
-        stream = await engine.add(
-            self.prompt,
-            self.params,
+        conditions = Conditions(
             request_id=self.response_id,
             priority=self.body.priority or 0,
             timeout_s=self.body.timeout,
+            arrival_s=self.arrival_s,
         )
+        streams = await service.engine.add_all(self.prompts, self.params, conditions)
         headers = report_ignored_fields(self.ignored_fields)
         if self.body.stream:
-            head = self._describe(self.form.chunk_object_name)
-            writer = ChunkWriter(head, self.form, has_usage=self.body.include_usage)
-            return EventStream(stream, writer, headers)
-        async with closed_on_disconnect(receive, stream):
-            output = await anext(stream)  # the only one: its kind is FINAL_ONLY
-        for answer in output.outputs:
-            if answer.finish_reason == "error":
-                failure = describe_failure(answer)
-                return _json_response(failure, headers, status=failure["error"]["code"])
-        whole = self._describe(self.form.object_name) | self._describe_whole(output)
-        return _json_response(whole, headers)
+            keep_alive_s = service.keep_alive_s
+            return EventStream(streams, self._create_writer(), headers, keep_alive_s=keep_alive_s)
+        async with closed_on_disconnect(receive, streams):
+            failure, outputs = await self._collect(streams)
+        if failure is not None:
+            return _json_response(failure, headers, status=failure["error"]["code"])
+        if self._num_scored_tokens <= MANY_SCORED_TOKENS:
+            return _json_response(self._describe_whole(outputs), headers)
+        return await service.engine.run_off_loop(
+            lambda: _json_response(self._describe_whole(outputs), headers)
+        )
+
+    @property
+    def _num_prompt_tokens(self) -> int:
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+    @property
+    def _num_scored_tokens(self) -> int:
+        return 0 if self.params.prompt_logprobs is None else self._num_prompt_tokens
+
+    def _create_writer(self) -> ChunkWriter:
+        return ChunkWriter(
+            self._describe(self.form.chunk_object_name),
+            self.form,
+            Usage(self._num_prompt_tokens),
+            reports=self.body.usage_reports,
+            params=self.params,
+            num_prompts=len(self.prompts),
+        )
+
+    async def _collect(
+        self, streams: JoinedStreams
+    ) -> tuple[dict[str, Any] | None, list[RequestOutput]]:
+        """Return the outputs in the order of the prompts, or the first failure."""
+        outputs = {}
+        async for place, output in streams:  # one for each prompt: their kind is FINAL_ONLY
+            outputs[place] = output
+            has_scores = self.params.prompt_logprobs is None or output.prompt_logprobs is not None
+            for answer in output.outputs:
+                failure = find_failure(answer, is_complete=has_scores)
+                if failure is not None:
+                    return failure, []
+        return None, [outputs[place] for place in range(len(self.prompts))]
 
     def _describe(self, object_name: str) -> dict[str, Any]:
         return {
@@ -75,20 +116,28 @@ class Generation:
             "model": self.model_name,
         }
 
-    def _describe_whole(self, output: RequestOutput) -> dict[str, Any]:
-        usage = Usage()
-        usage.add(output)
-        choices = [
-            {
-                "index": answer.index,
-                **self.form.content(answer.text),
-                "logprobs": self.form.logprobs(answer),
-                "finish_reason": answer.finish_reason,
-                "stop_reason": answer.stop_reason,
-            }
-            for answer in output.outputs
-        ]
-        return {"choices": choices, "usage": usage.describe()}
+    def _describe_whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        usage = Usage(self._num_prompt_tokens)
+        choices = []
+        for place, output in enumerate(outputs):
+            usage.note_prompt(place, output)
+            for answer in output.outputs:
+                usage.add(answer)
+                choice = Choice(place * self.params.n + answer.index, place)
+                choices.append(
+                    {
+                        "index": choice.index,
+                        **self.form.describe_choice(choice, output, answer),
+                        "finish_reason": answer.finish_reason,
+                        "stop_reason": answer.stop_reason,
+                    }
+                )
+        return {
+            **self._describe(self.form.object_name),
+            "choices": choices,
+            "usage": usage.describe(),
+            **self.form.describe_prompts(outputs),
+        }
 
 
 def _json_response(body: dict[str, Any], headers: dict[str, str], *, status: int = 200) -> Response:

@@ -5,77 +5,31 @@ table.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from octavo.engine.prompt import MAX_CACHE_SALT_LENGTH
+from octavo.engine.messages import CoreInfo
+from octavo.engine.prompt import MAX_CACHE_SALT_LENGTH, EncodeOptions
 from octavo.entrypoints.openai.fields import JsonBody, Refused
+from octavo.entrypoints.openai.refused_fields import (
+    REFUSED_EVERYWHERE,
+    REFUSED_IN_CHAT,
+    REFUSED_IN_COMPLETIONS,
+)
+from octavo.entrypoints.openai.reply_shape import ReplyShape
+from octavo.entrypoints.openai.usage import UsageReports
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 
-MAX_CHOICES = 128
+MAX_N = 128
+MAX_CHOICES = 1_024
+"""Answers of one request: prompts times n."""
 MAX_LOGPROBS = 20
 """Alternatives that a client may ask for at each token."""
 
 Strings = Annotated[list[str], Field(fail_fast=True)]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
-
-REFUSED_EVERYWHERE: Refused = {
-    "echo": (False,),
-    "ec_transfer_params": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "kv_transfer_params": (),
-    "length_penalty": (1,),
-    "logprob_token_ids": (),
-    "prompt_logprobs": (),
-    "repetition_detection": (),
-    "response_format": ({"type": "text"},),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "session_id": (),
-    "stream_interval": (1,),
-    "structured_outputs": (),
-    "thinking_token_budget": (),
-    "truncate_prompt_tokens": (),
-    "truncation_side": (),
-    "use_beam_search": (False,),
-    "vllm_xargs": ({},),
-}
-REFUSED_IN_CHAT: Refused = {
-    "add_special_tokens": (False,),
-    "audio": (),
-    "chat_template": (),
-    "documents": ([],),
-    "function_call": ("none",),
-    "functions": ([],),
-    "include_reasoning": (True,),
-    "media_io_kwargs": ({},),
-    "mm_processor_kwargs": ({},),
-    "modalities": (["text"],),
-    "parallel_tool_calls": (True,),
-    "prediction": (),
-    "reasoning_effort": (),
-    "return_mm_kwargs": (True,),
-    "return_prompt_text": (False,),
-    "return_token_offsets": (False,),
-    "routed_experts_prompt_start": (0,),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "tool_choice": ("none",),
-    "tools": ([],),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
-REFUSED_IN_COMPLETIONS: Refused = {
-    "add_special_tokens": (True,),
-    "best_of": (1,),
-    "prompt_embeds": (),
-    "suffix": ("",),
-}
 
 
 class StreamOptions(BaseModel):
@@ -106,7 +60,19 @@ class GenerationRequest(JsonBody):
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_LENGTH)
     """Shares cached blocks only with requests that have the same salt."""
 
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    echo: bool | None = None
+    """Puts the prompt, in chat the last message of the same role, before the answer."""
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    """Keep this many tokens of a prompt; -1 keeps as many as leave room for the answer."""
+    truncation_side: Literal["left", "right"] | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    stream_interval: int | None = Field(None, ge=1)
+    """Tokens that a stream collects for one chunk; the first comes alone."""
+
+    n: int | None = Field(None, ge=1, le=MAX_N)
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -137,9 +103,47 @@ class GenerationRequest(JsonBody):
         raise NotImplementedError
 
     @property
-    def include_usage(self) -> bool:
-        """True when a stream ends with a chunk of totals."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+    def num_prompt_logprobs(self) -> int | None:
+        """How many alternatives are wanted at each token of the prompt; None: not even its own."""
+        if self.prompt_logprobs is None and self.echo:
+            return self.num_logprobs
+        return self.prompt_logprobs
+
+    @property
+    def usage_reports(self) -> UsageReports:
+        """Where a stream says its usage."""
+        options = self.stream_options or StreamOptions()
+        if options.continuous_usage_stats and options.include_usage is not False:
+            return UsageReports.IN_EVERY_CHUNK
+        return UsageReports.AT_THE_END if options.include_usage else UsageReports.NOWHERE
+
+    @property
+    def reply_shape(self) -> ReplyShape:
+        """What the response shows besides text."""
+        return ReplyShape(
+            num_logprobs=self.num_logprobs,
+            has_echo=bool(self.echo),
+            has_prompt_logprobs=self.prompt_logprobs is not None,
+            has_token_ids=bool(self.return_token_ids),
+            names_ids=bool(self.return_tokens_as_token_ids),
+        )
+
+    def choose_encoding(self, info: CoreInfo) -> EncodeOptions:
+        """Return how prompts are read by the engine that ``info`` describes.
+
+        Raises:
+            InvalidRequestError: prompts would be cut to nothing, or to more than there can be.
+        """
+        return EncodeOptions(
+            add_special_tokens=self.adds_special_tokens,
+            max_tokens=self._choose_length(info.max_tokens_per_request),
+            truncation_side=self.truncation_side or "left",
+        )
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether a text gets BOS and the like from the tokenizer."""
+        raise NotImplementedError
 
     def check_fields(self) -> list[str]:
         """Return the names of unknown fields, which are ignored.
@@ -149,8 +153,16 @@ class GenerationRequest(JsonBody):
                 two fields exclude each other.
         """
         ignored = super().check_fields()
-        if self.stream_options is not None:
-            self._check_stream_options(self.stream_options)
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError(
+                "stream_options needs stream to be true", parameter="stream_options"
+            )
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequestError(
+                "prompt_logprobs are not sent in streams: leave out stream",
+                parameter="prompt_logprobs",
+                reason_code="unsupported_parameter",
+            )
         return ignored
 
     def to_sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
@@ -167,18 +179,26 @@ class GenerationRequest(JsonBody):
         if self.token_limit is not None:
             given["max_tokens"] = self.token_limit
         values = {"max_tokens": None, **defaults, **given}
-        return SamplingParams(**values, logprobs=self.num_logprobs, output_kind=kind)
+        return SamplingParams(
+            **values,
+            logprobs=self.num_logprobs,
+            prompt_logprobs=self.num_prompt_logprobs,
+            output_kind=kind,
+        )
 
-    def _check_stream_options(self, options: StreamOptions) -> None:
-        if not self.stream:
+    def _choose_length(self, limit: int) -> int | None:
+        """Return the most tokens that a prompt keeps; None keeps all."""
+        length = self.truncate_prompt_tokens
+        if length == -1:
+            most = 1 if self.token_limit is None else self.token_limit
+            return limit - most if most < limit else limit - 1
+        if length == 0 or (length is not None and length > limit):
             raise InvalidRequestError(
-                "stream_options needs stream to be true", parameter="stream_options"
+                f"truncate_prompt_tokens is {length}; it must be -1 or from 1 to {limit}, the"
+                " longest request",
+                parameter="truncate_prompt_tokens",
             )
-        if options.continuous_usage_stats:
-            raise InvalidRequestError(
-                "continuous_usage_stats is not supported by this server: use include_usage",
-                parameter="stream_options",
-            )
+        return length
 
 
 class CompletionRequest(GenerationRequest):
@@ -201,6 +221,17 @@ class CompletionRequest(GenerationRequest):
     def token_limit(self) -> int | None:
         """The most tokens of an answer; null is as many as fit."""
         return self.max_tokens
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """As for all; a prompt that is only to be repeated is computed for them too."""
+        count = super().num_prompt_logprobs
+        return 0 if count is None and self.echo and self.max_tokens == 0 else count
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """True by default: prompts are bare texts."""
+        return self.add_special_tokens is not False
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -234,6 +265,23 @@ class ChatCompletionRequest(GenerationRequest):
             return self.max_completion_tokens
         return self.max_tokens
 
+    @property
+    def adds_special_tokens(self) -> bool:
+        """False by default: the template writes them."""
+        return bool(self.add_special_tokens)
+
+    @property
+    def is_prompted(self) -> bool:
+        """Whether the rendered conversation ends with the beginning of an answer."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
+
+    @property
+    def answer_role(self) -> str:
+        """Who speaks in the response: without a generation prompt, the last speaker goes on."""
+        return "assistant" if self.is_prompted else str(self.messages[-1].get("role"))
+
 
 def _read_logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
     for name in biases:
@@ -265,4 +313,5 @@ _SAMPLING_FIELDS = (
     "bad_words",
     "skip_special_tokens",
     "spaces_between_special_tokens",
+    "stream_interval",
 )

@@ -19,6 +19,8 @@ class Service:
     model_names: tuple[str, ...]
     """Requests may use any; the first stands for them all in the metrics."""
     has_admin_endpoints: bool = False
+    keep_alive_s: float = 15.0
+    """After this long without anything to send, a stream says that it lives."""
     settings: Mapping[str, SettingValue] = field(default_factory=dict)
     """Of the server, as they may be shown."""
     created: int = field(default_factory=lambda: int(time.time()))

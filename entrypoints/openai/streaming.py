@@ -4,159 +4,153 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.engine.request_stream import RequestStream
-from octavo.entrypoints.openai.errors import describe_error, describe_failure
-from octavo.entrypoints.openai.forms import ResponseForm, Usage
-from octavo.outputs import CompletionOutput, RequestOutput
+from octavo.entrypoints.openai.chunk_writer import DONE, ChunkWriter, encode_event
+from octavo.entrypoints.openai.errors import describe_error
+from octavo.outputs import RequestOutput
 
 logger = logging.getLogger(__name__)
 
-DONE = b"data: [DONE]\n\n"
-NOT_FINISHED = b',"finish_reason":null'
+MANY_SCORED_TOKENS = 500
+"""From here on the log-probabilities of a prompt are written off the event loop."""
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, which every reader of server-sent events passes over."""
+
+
+class Outputs(Protocol):
+    """The outputs of a request as they come, each with the place of its prompt."""
+
+    def __aiter__(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+        """Read them."""
+
+    def close(self) -> None:
+        """Abort what has not ended."""
 
 
 class EventStream(Response):
-    """Sends the outputs of a request as events; a client that goes away aborts the request."""
+    """Sends the outputs of a request as events; a client that goes away aborts the request.
+
+    The status is decided by what comes first: text, or an error. After ``keep_alive_s`` without
+    anything to send it is 200, and a comment says that the connection lives.
+    """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, stream: RequestStream, writer: "ChunkWriter", headers: Mapping[str, str]
+        self,
+        outputs: Outputs,
+        writer: ChunkWriter,
+        headers: Mapping[str, str],
+        *,
+        keep_alive_s: float,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", **headers})
         del self.headers["content-length"]
-        self._stream = stream
+        self._outputs = outputs
         self._writer = writer
+        self._keep_alive_s = keep_alive_s
+        self._send: Send
+        self._timer: asyncio.TimerHandle
+        self._comment: asyncio.Task[None]
+        self._failure: dict[str, Any] | None = None
+        self._is_started = False
+        self._is_sending = False
+        self._is_over = False
+        self._num_sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request."""
-        start = {
-            "type": "http.response.start",
-            "status": self.status_code,
-            "headers": self.raw_headers,
-        }
-        async with closed_on_disconnect(receive, self._stream):
-            await send(start)
-            async for piece in self._pieces():
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        self._send = send
+        async with closed_on_disconnect(receive, self._outputs):
+            self._wait_for_silence()
+            try:
+                await self._send_all()
+            finally:
+                self._timer.cancel()
+
+    async def _send_all(self) -> None:
+        async for piece in self._pieces():
+            failure = self._failure or self._writer.failure
+            if failure is not None and not self._is_started:
+                await self._refuse(failure)
+                return
+            await self._send_piece(piece)
+        self._is_over = True
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pieces(self) -> AsyncIterator[bytes]:
         """Yield the bytes of everything that has come since the last piece."""
         try:
-            async for output in self._stream:
-                if piece := self._writer.write(output):
+            async for prompt, output in self._outputs:
+                if piece := await self._write(prompt, output):
                     yield piece
                 if self._writer.is_ended:
                     return
-        except Exception as error:  # the border of a request whose status has been sent
+        except Exception as error:  # the border of a request whose status may have been sent
             logger.exception("a stream failed")
-            yield encode_event(describe_error(500, f"the stream failed: {error!r}")) + DONE
+            self._failure = describe_error(500, f"the stream failed: {error!r}")
+            yield encode_event(self._failure) + DONE
 
+    async def _write(self, prompt: int, output: RequestOutput) -> bytes:
+        if len(output.prompt_logprobs or ()) <= MANY_SCORED_TOKENS:
+            return self._writer.write(prompt, output)
+        return await asyncio.to_thread(self._writer.write, prompt, output)
 
-class ChunkWriter:
-    """Turns outputs into chunks around a head that is encoded once.
+    async def _send_piece(self, piece: bytes) -> None:
+        self._is_sending = True
+        if not self._is_started:
+            self._is_started = True
+            await self._send_start(self.status_code)
+        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        self._num_sent += 1
+        self._is_sending = False
 
-    With ``has_usage`` every chunk says that usage is null, and one more says the totals.
-    """
+    async def _refuse(self, failure: dict[str, Any]) -> None:
+        """Fail as a plain request does: nothing has been sent."""
+        self._is_over = True
+        body = msgspec.json.encode(failure)
+        self.headers["content-type"] = "application/json"
+        self.headers["content-length"] = str(len(body))
+        await self._send_start(failure["error"]["code"])
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
-    def __init__(self, head: Mapping[str, Any], form: ResponseForm, *, has_usage: bool) -> None:
-        self.is_ended = False
-        self._form = form
-        self._has_usage = has_usage
-        self._usage = Usage()
-        self._opened: set[int] = set()
-        self._head = b"data: " + msgspec.json.encode(head)[:-1] + b',"choices":['
-        self._tail = b'}],"usage":null}\n\n' if has_usage else b"}]}\n\n"
-
-    def write(self, output: RequestOutput) -> bytes:
-        """Return the chunks of one output; after the last one, the end of the stream.
-
-        The first answer that fails ends the stream for all, with an error in place of usage, behind
-        the text that has come until then.
-        """
-        self._usage.add(output)
-        pieces: list[bytes] = []
-        for answer in output.outputs:
-            self._write_answer(answer, pieces)
-        failed = next((a for a in output.outputs if a.finish_reason == "error"), None)
-        if failed is not None:
-            pieces.append(self._end(encode_event(describe_failure(failed))))
-        elif output.finished:
-            pieces.append(self._end(self._describe_usage() if self._has_usage else b""))
-        return b"".join(pieces)
-
-    def _end(self, last_event: bytes) -> bytes:
-        self.is_ended = True
-        return last_event + DONE
-
-    def _describe_usage(self) -> bytes:
-        totals = msgspec.json.encode(self._usage.describe())
-        return self._head + b'],"usage":' + totals + b"}\n\n"
-
-    def _write_answer(self, answer: CompletionOutput, pieces: list[bytes]) -> None:
-        if answer.finish_reason == "error" and not answer.text:
-            return
-        if answer.index not in self._opened:
-            self._opened.add(answer.index)
-            if self._form.opening is not None:
-                self._write_choice(answer.index, self._form.opening, NOT_FINISHED, pieces)
-        logprobs = self._form.logprobs(answer)
-        if not answer.text and logprobs is None and not answer.finished:
-            return  # the text is held back, inside a character or what may be a stop string
-        content = self._form.chunk_content(answer.text)
-        self._write_choice(answer.index, content, _describe_finish(answer), pieces, logprobs)
-
-    def _write_choice(
-        self,
-        index: int,
-        content: bytes,
-        finish: bytes,
-        pieces: list[bytes],
-        logprobs: Any = None,
-    ) -> None:
-        encoded = b"null" if logprobs is None else msgspec.json.encode(logprobs)
-        pieces += (
-            self._head,
-            b'{"index":%d,' % index,
-            content,
-            b',"logprobs":',
-            encoded,
-            finish,
-            self._tail,
+    async def _send_start(self, status: int) -> None:
+        await self._send(
+            {"type": "http.response.start", "status": status, "headers": self.raw_headers}
         )
+
+    def _wait_for_silence(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._keep_alive_s, self._keep_alive, self._num_sent)
+
+    def _keep_alive(self, num_sent: int) -> None:
+        """Send a comment if nothing else has been sent since the last look."""
+        if self._num_sent == num_sent:
+            self._comment = asyncio.create_task(self._send_comment())
+        self._wait_for_silence()
+
+    async def _send_comment(self) -> None:
+        if not self._is_sending and not self._is_over:
+            await self._send_piece(KEEP_ALIVE)
 
 
 @asynccontextmanager
-async def closed_on_disconnect(receive: Receive, stream: RequestStream) -> AsyncIterator[None]:
-    """Close the stream when the client goes away, and in any case at the end."""
-    watcher = asyncio.create_task(_close_on_disconnect(receive, stream.close))
+async def closed_on_disconnect(receive: Receive, outputs: Outputs) -> AsyncIterator[None]:
+    """Close the outputs when the client goes away, and in any case at the end."""
+    watcher = asyncio.create_task(_close_on_disconnect(receive, outputs.close))
     try:
         yield
     finally:
         watcher.cancel()
-        stream.close()
-
-
-def encode_event(content: Mapping[str, Any]) -> bytes:
-    """Return one event."""
-    return b"data: " + msgspec.json.encode(content) + b"\n\n"
+        outputs.close()
 
 
 async def _close_on_disconnect(receive: Receive, close: Callable[[], None]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     close()
-
-
-def _describe_finish(answer: CompletionOutput) -> bytes:
-    if not answer.finished or answer.finish_reason == "error":
-        return NOT_FINISHED  # an error is an event of its own
-    finish = {"finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}
-    return b"," + msgspec.json.encode(finish)[1:-1]

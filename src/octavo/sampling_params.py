@@ -73,6 +73,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    stream_interval: int | None = None
+    """Tokens of an answer that are collected for one output, after the first; None is 1."""
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
@@ -113,6 +115,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
         fewest = 1 if self.prompt_logprobs is None else 0
         _check_optional_integer("max_tokens", self.max_tokens, fewest, MAX_INTEGER)
         _check_integer("min_tokens", self.min_tokens, 0, MAX_INTEGER)
+        _check_optional_integer("stream_interval", self.stream_interval, 1, MAX_INTEGER)
         _check_optional_integer("logprobs", self.logprobs, -1, MAX_INTEGER)
         _check_optional_integer("prompt_logprobs", self.prompt_logprobs, -1, MAX_INTEGER)
         self._validate_flags()

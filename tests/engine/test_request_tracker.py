@@ -256,6 +256,15 @@ def test_prompt_logprobs_may_be_read_before_they_are_shown():
     assert list(request.take_output().prompt_logprobs[1]) == [300, 7]
 
 
+def test_a_stream_collects_tokens_after_the_first():
+    tracker = create_tracker()
+    kind = RequestOutputKind.DELTA
+    add(tracker, max_tokens=8, stream_interval=3, output_kind=kind)
+    outputs = run(tracker, "abcdefgh")
+    texts = [output.outputs[0].text for output in outputs]
+    assert texts == ["a", "bcd", "efg", "h"]
+
+
 def test_bad_words_need_a_tokenizer():
     with pytest.raises(InvalidRequestError, match="needs a tokenizer") as caught:
         add(create_tracker(tokenizer=None), prompt=[5], bad_words=["a"])

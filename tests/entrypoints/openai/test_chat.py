@@ -78,6 +78,54 @@ def test_continued_message_is_not_closed(server):
     assert lengths[1] < lengths[2] < lengths[0]
 
 
+def test_last_message_of_the_answers_role_is_echoed(server):
+    messages = [*HELLO, {"role": "assistant", "content": "well"}]
+    fields = {"messages": messages, "echo": True, "max_tokens": 9}
+    for continued, role, echo in (
+        ({}, "assistant", "well"),
+        ({"continue_final_message": True}, "assistant", "well"),
+        ({"messages": HELLO}, "assistant", ""),
+        ({"messages": HELLO, "add_generation_prompt": False}, "user", "hi"),
+    ):
+        body = fields | continued
+        plain = server.post("/v1/chat/completions", body | {"echo": False}).json["choices"][0]
+        choice = server.post("/v1/chat/completions", body).json["choices"][0]
+        assert choice["message"]["role"] == role
+        assert choice["message"]["content"] == echo + plain["message"]["content"]
+        events = server.post("/v1/chat/completions", body | {"stream": True}).events
+        deltas = [event["choices"][0]["delta"] for event in events]
+        assert deltas[0] == {"role": role, "content": ""}
+        assert "".join(delta["content"] for delta in deltas) == choice["message"]["content"]
+
+
+def test_echo_of_parts_is_their_text(server):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    fields = {"messages": [*HELLO, {"role": "assistant", "content": parts}], "max_tokens": 1}
+    body = fields | {"echo": True, "continue_final_message": True}
+    reply = server.post("/v1/chat/completions", body)
+    assert reply.json["choices"][0]["message"]["content"].startswith("a\nb")
+
+
+def test_special_tokens_are_added_on_request(server):
+    def count(**fields):
+        body = {"messages": HELLO, "max_tokens": 1, **fields}
+        return server.post("/v1/chat/completions", body).json["usage"]["prompt_tokens"]
+
+    assert count(add_special_tokens=True) == count() + 1
+
+
+def test_long_conversation_is_cut_on_request(server):
+    def post(**fields):
+        body = {"messages": [{"role": "user", "content": "a" * 50}], "max_tokens": 5, **fields}
+        return server.post("/v1/chat/completions", body | {"return_token_ids": True}).json
+
+    whole = post()["prompt_token_ids"]
+    assert post(truncate_prompt_tokens=10)["prompt_token_ids"] == whole[-10:]
+    right = post(truncate_prompt_tokens=10, truncation_side="right")
+    assert right["prompt_token_ids"] == whole[:10]
+    assert post(truncate_prompt_tokens=-1)["prompt_token_ids"] == whole
+
+
 def test_template_arguments_reach_the_template():
     template = "{{ bos_token }}{{ flavour }}{{ messages[0]['content'] }}"
     with running_server(model=create_echo_model(chat_template=template)) as server:

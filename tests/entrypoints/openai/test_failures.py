@@ -27,14 +27,26 @@ def test_bug_is_a_500_that_tells_nothing_and_is_logged(server, monkeypatch, capl
     assert [record for record in caplog.records if record.exc_info[0] is ZeroDivisionError]
 
 
-def test_bug_inside_a_stream_is_an_event_and_aborts_the_request(server, monkeypatch, caplog):
-    def fail(*_):
-        raise ZeroDivisionError
+@pytest.mark.parametrize("num_good", [0, 3])
+def test_bug_inside_a_stream_is_an_error_and_aborts_the_request(
+    server, monkeypatch, caplog, num_good
+):
+    write_chunk, calls = CompletionForm.write_chunk, []
 
-    monkeypatch.setattr(CompletionForm, "chunk_content", fail)
+    def fail(*arguments):
+        calls.append(arguments)
+        if len(calls) > num_good:
+            raise ZeroDivisionError
+        return write_chunk(*arguments)
+
+    monkeypatch.setattr(CompletionForm, "write_chunk", fail)
     body = COMPLETION | {"max_tokens": 4000, "stream": True}
-    (event,) = server.post("/v1/completions", body).events
-    assert event["error"]["code"] == 500
+    reply = server.post("/v1/completions", body)
+    if num_good:
+        assert reply.status == 200
+        assert reply.events[-1]["error"]["code"] == 500
+    else:
+        assert (reply.status, reply.json["error"]["code"]) == (500, 500)
     assert any(record.exc_info for record in caplog.records)
     server.call(server.service.engine.wait_until_idle())
 

@@ -1,7 +1,10 @@
 """Requests that cannot be served: a 4xx in OpenAI's form, streamed or not; the server lives on."""
 
+import json
+
 import pytest
 
+from octavo.entrypoints.openai.fields import MAX_JSON_DEPTH
 from octavo.entrypoints.openai.reasons import STATUS_OF_REASON
 from octavo.entrypoints.openai.request_body import MAX_BODY_BYTES
 
@@ -39,7 +42,15 @@ BAD_FIELDS = [
     ({"allowed_token_ids": []}, "allowed_token_ids"),
     ({"priority": 3}, "priority"),
     ({"cache_salt": ""}, "cache_salt"),
-    ({"stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+    ({"stream_options": {"include_usage": 1}}, "stream_options"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": 4097}, "truncate_prompt_tokens"),
+    ({"truncation_side": "middle"}, "truncation_side"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"prompt_logprobs": 10**6}, "prompt_logprobs"),
+    ({"stream_interval": 0}, "stream_interval"),
+    ({"echo": 1}, "echo"),
     ({"model": "other"}, "model"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"use_beam_search": True}, "use_beam_search"),
@@ -67,7 +78,12 @@ BAD_COMPLETION_FIELDS = [
     ({"prompt": None}, "prompt"),
     ({"prompt": []}, "prompt"),
     ({"prompt": [[]]}, "prompt"),
-    ({"prompt": ["a", "b"]}, "prompt"),
+    ({"prompt": ["a", ["b"]]}, "prompt"),
+    ({"prompt": ["a", "b" * 10**6]}, "prompt"),
+    ({"prompt": [[5], []]}, "prompt"),
+    ({"prompt": [[5], [345]]}, "prompt"),
+    ({"prompt": ["a"] * 1025}, "prompt"),
+    ({"prompt": ["a"] * 100, "n": 11}, "prompt"),
     ({"prompt": [1, "a"]}, "prompt"),
     ({"prompt": [-1]}, "prompt_token_ids"),
     ({"prompt": [2**40]}, "prompt_token_ids"),
@@ -77,7 +93,6 @@ BAD_COMPLETION_FIELDS = [
     ({"logprobs": 10**6}, "logprobs"),
     ({"logprobs": -1}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
-    ({"echo": True}, "echo"),
     ({"suffix": "x"}, "suffix"),
     ({"best_of": 2}, "best_of"),
 ]
@@ -191,6 +206,16 @@ def test_charset_and_other_json_types_are_accepted(server):
 
 def test_huge_body_is_refused_before_it_is_parsed(server):
     check_error(server.post("/v1/completions", b" " * (MAX_BODY_BYTES + 1)), 413)
+
+
+def test_nesting_is_limited(server):
+    def nest(depth):
+        return COMPLETION | {"unread": json.loads("[" * depth + "]" * depth)}
+
+    assert server.post("/v1/completions", nest(MAX_JSON_DEPTH - 1)).status == 200
+    reply = server.post("/v1/completions", nest(MAX_JSON_DEPTH))
+    check_error(reply, 400)
+    assert "recursion limit" in reply.json["error"]["message"]
 
 
 def test_null_is_the_same_as_leaving_a_field_out(server):

@@ -7,20 +7,25 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from octavo.engine.prompt import MAX_CACHE_SALT_LENGTH
+from octavo.entrypoints.openai.fields import MAX_JSON_DEPTH
 from octavo.entrypoints.openai.protocol import (
     MAX_CHOICES,
     MAX_LOGPROBS,
+    MAX_N,
     ChatCompletionRequest,
     CompletionRequest,
 )
 from octavo.entrypoints.openai.reasons import REASON_OF_STATUS, STATUS_OF_REASON
 from octavo.entrypoints.openai.request_body import MAX_BODY_BYTES
+from octavo.entrypoints.openai.request_ids import MAX_ID_CHARACTERS
 from octavo.entrypoints.openai.tokenization import (
     CHARACTERS_PER_TOKEN,
     MIN_TEXT_LIMIT,
     DetokenizeRequest,
     TokenizeRequest,
 )
+from octavo.sampling_params import MAX_BAD_WORDS, MAX_STOP_STRINGS, MAX_TEXT_LENGTH
 from tests.echo_core import ECHO_INFO
 from tests.live_server import running_server
 
@@ -101,10 +106,26 @@ def test_every_admin_route_is_in_its_table():
     assert {(row[0], row[1].strip("`")) for row in rows} == marked
 
 
+LIMITS = {
+    "n": MAX_N,
+    "answers": MAX_CHOICES,
+    "logprobs": MAX_LOGPROBS,
+    "stop strings": MAX_STOP_STRINGS,
+    "characters of a stop string": MAX_TEXT_LENGTH,
+    "bad_words": MAX_BAD_WORDS,
+    "characters of cache_salt": MAX_CACHE_SALT_LENGTH,
+    "characters of a request's id": MAX_ID_CHARACTERS,
+    "levels": MAX_JSON_DEPTH,
+    "bytes": MAX_BODY_BYTES,
+}
+
+
 def test_limits_are_those_of_the_code():
-    assert f"at most {MAX_CHOICES}" in SERVER
-    assert SERVER.count(f"at most {MAX_LOGPROBS} ") + SERVER.count(f"at most {MAX_LOGPROBS};") == 2
-    assert f"{MAX_BODY_BYTES // 2**20} MiB" in SERVER
+    rows = read_table(SERVER, "### Limits")
+    assert len(rows) == len(LIMITS)
+    for (text, number), (name, limit) in zip(rows, LIMITS.items(), strict=True):
+        assert text.replace("`", "").startswith(name)
+        assert int(number.replace(",", "")) == limit
 
 
 @pytest.mark.parametrize("kind", ["gauge", "counter", "histogram"])
