@@ -11,6 +11,9 @@ from octavo.errors import ConfigError
 from octavo.models.fields import Fields
 from octavo.models.rope import RopeConfig, parse_rope
 
+MAX_LAYERS = 10_000
+"""Ten times more than any network has: each is built before its weights are looked for."""
+
 CheckpointDType = Literal["float32", "bfloat16", "float16"]
 
 
@@ -73,11 +76,11 @@ def parse_model_config(fields: Fields, generation: GenerationConfig) -> ModelCon
         vocab_size=fields.count("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=fields.count("intermediate_size"),
-        num_layers=fields.count("num_hidden_layers"),
+        num_layers=fields.count("num_hidden_layers", high=MAX_LAYERS),
         num_heads=num_heads,
         num_kv_heads=fields.count("num_key_value_heads", default=num_heads),
         head_dim=fields.count("head_dim", default=hidden_size // num_heads),
-        norm_eps=fields.number("rms_norm_eps", default=1e-6),
+        norm_eps=fields.number("rms_norm_eps", default=1e-6, above=0),
         rope=rope,
         max_position_embeddings=rope.stretch(fields.count("max_position_embeddings")),
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=False),
@@ -138,7 +141,7 @@ def _parse_sliding_windows(fields: Fields) -> tuple[int | None, ...]:
     Mistral's window is in every layer. Qwen's must be switched on and spares the first
     ``max_window_layers``. Others ignore the field.
     """
-    num_layers = fields.count("num_hidden_layers")
+    num_layers = fields.count("num_hidden_layers", high=MAX_LAYERS)
     window = fields.optional_count("sliding_window")
     match parse_architecture(fields):
         case "MistralForCausalLM":

@@ -1,11 +1,16 @@
 """Typed look-ups in a configuration file that somebody else wrote. No torch."""
 
 import json
+import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from octavo.errors import ConfigError
+
+MAX_COUNT = 2**31 - 1
+"""No network has more of anything; what is larger does not even fit into tensors' sizes."""
 
 
 class Fields:
@@ -29,7 +34,7 @@ class Fields:
             values = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path} is not valid JSON: {error}") from error
         if not isinstance(values, dict):
             raise ConfigError(f"{path} must hold a JSON object, not a {type(values).__name__}")
@@ -42,18 +47,25 @@ class Fields:
             raise self.refuse(name, "it must be an object")
         return Fields(value, origin=f"{name} in {self.origin}")
 
-    def count(self, name: str, *, default: int | None = None, low: int = 1) -> int:
-        """Return an integer of at least ``low``."""
+    def count(
+        self, name: str, *, default: int | None = None, low: int = 1, high: int = MAX_COUNT
+    ) -> int:
+        """Return an integer from ``low`` to ``high``."""
         value = self._require(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise self.refuse(name, f"it must be an integer of at least {low}")
+        if value > high:
+            raise self.refuse(name, f"it must be at most {high}")
         return value
 
-    def number(self, name: str, *, default: float | None = None) -> float:
-        """Return an integer or float as a float."""
+    def number(self, name: str, *, default: float | None = None, above: float = -math.inf) -> float:
+        """Return a finite integer or float above a bound as a float."""
         value = self._require(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.refuse(name, "it must be a number")
+        if not above < value < math.inf or value > sys.float_info.max:
+            bound = "" if above == -math.inf else f" above {above:g}"
+            raise self.refuse(name, f"it must be a finite number{bound}")
         return float(value)
 
     def optional_count(self, name: str, *, low: int = 1) -> int | None:

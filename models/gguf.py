@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError, ModelLoadError
-from octavo.models.config import GenerationConfig, ModelConfig
+from octavo.models.config import MAX_LAYERS, GenerationConfig, ModelConfig
 from octavo.models.fields import Fields
 from octavo.models.gguf_header import GGUFHeader, GGUFTensorInfo
 from octavo.models.rope import RopeConfig, compute_yarn_attention_factor
@@ -116,7 +116,7 @@ def parse_gguf_config(header: GGUFHeader) -> ModelConfig:
             raise fields.refuse(name, "this is not supported in GGUF files")
     hidden_size = fields.count("embedding_length")
     num_heads = fields.count("attention.head_count")
-    num_layers = fields.count("block_count")
+    num_layers = fields.count("block_count", high=MAX_LAYERS)
     _find(header, f"blk.{num_layers - 1}.attn_q.weight")
     head_dim = fields.count("attention.key_length", default=hidden_size // num_heads)
     rope = _parse_rope(header, fields, head_dim)
@@ -129,7 +129,7 @@ def parse_gguf_config(header: GGUFHeader) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=fields.count("attention.head_count_kv", default=num_heads),
         head_dim=head_dim,
-        norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
+        norm_eps=fields.number("attention.layer_norm_rms_epsilon", above=0),
         rope=rope,
         max_position_embeddings=rope.stretch(fields.count("context_length")),
         tie_word_embeddings="output.weight" not in header.tensors,
@@ -178,7 +178,7 @@ def _eos_token_ids(tokenizer: Fields) -> tuple[int, ...]:
 
 
 def _parse_rope(header: GGUFHeader, fields: Fields, head_dim: int) -> RopeConfig:
-    theta = fields.number("rope.freq_base", default=10_000.0)
+    theta = fields.number("rope.freq_base", default=10_000.0, above=0)
     if fields.count("rope.dimension_count", default=head_dim) != head_dim:
         raise fields.refuse("rope.dimension_count", f"only the head's {head_dim} is supported")
     if _ROPE_DIVISORS in header.tensors:
@@ -187,10 +187,10 @@ def _parse_rope(header: GGUFHeader, fields: Fields, head_dim: int) -> RopeConfig
         case "none":
             return RopeConfig(theta=theta)
         case "linear":
-            factor = fields.number("rope.scaling.factor")
+            factor = fields.number("rope.scaling.factor", above=0)
             return RopeConfig(kind="linear", theta=theta, factor=factor)
         case "yarn":
-            factor = fields.number("rope.scaling.factor")
+            factor = fields.number("rope.scaling.factor", above=0)
             scale = fields.number("rope.scaling.attn_factor", default=1.0)
             return RopeConfig(
                 kind="yarn",

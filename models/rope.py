@@ -55,7 +55,9 @@ def parse_rope(config: Fields) -> RopeConfig:
     for part, value in fields.values.items():
         if isinstance(value, dict):
             raise fields.refuse(part, "rotary parameters that differ by layer are not supported")
-    theta = fields.number("rope_theta", default=config.number("rope_theta", default=10_000.0))
+    theta = fields.number(
+        "rope_theta", default=config.number("rope_theta", default=10_000.0, above=0), above=0
+    )
     if fields.number("partial_rotary_factor", default=1.0) != 1:
         raise fields.refuse("partial_rotary_factor", "only 1 is supported")
     kind_field = "rope_type" if "rope_type" in fields.values else "type"
@@ -63,16 +65,9 @@ def parse_rope(config: Fields) -> RopeConfig:
         case "default":
             return RopeConfig(theta=theta)
         case "linear":
-            return RopeConfig(kind="linear", theta=theta, factor=fields.number("factor"))
+            return RopeConfig(kind="linear", theta=theta, factor=fields.number("factor", above=0))
         case "llama3":
-            return RopeConfig(
-                kind="llama3",
-                theta=theta,
-                factor=fields.number("factor"),
-                original_max_positions=_original_max_positions(fields, config),
-                low_freq_factor=fields.number("low_freq_factor"),
-                high_freq_factor=fields.number("high_freq_factor"),
-            )
+            return _parse_llama3(fields, theta, original=_original_max_positions(fields, config))
         case "yarn":
             return _parse_yarn(fields, theta, original=_original_max_positions(fields, config))
     raise fields.refuse(kind_field, "supported are default, linear, llama3 and yarn")
@@ -87,8 +82,20 @@ def compute_yarn_attention_factor(
     return _yarn_scale(factor, 1.0)
 
 
+def _parse_llama3(fields: Fields, theta: float, *, original: int) -> RopeConfig:
+    low = fields.number("low_freq_factor", above=0)
+    return RopeConfig(
+        kind="llama3",
+        theta=theta,
+        factor=fields.number("factor", above=0),
+        original_max_positions=original,
+        low_freq_factor=low,
+        high_freq_factor=fields.number("high_freq_factor", above=low),
+    )
+
+
 def _parse_yarn(fields: Fields, theta: float, *, original: int) -> RopeConfig:
-    factor = fields.number("factor")
+    factor = fields.number("factor", above=0)
     implied = compute_yarn_attention_factor(
         factor,
         mscale=fields.number("mscale", default=0.0),
@@ -99,8 +106,8 @@ def _parse_yarn(fields: Fields, theta: float, *, original: int) -> RopeConfig:
         theta=theta,
         factor=factor,
         original_max_positions=original,
-        beta_fast=fields.number("beta_fast", default=32.0),
-        beta_slow=fields.number("beta_slow", default=1.0),
+        beta_fast=fields.number("beta_fast", default=32.0, above=0),
+        beta_slow=fields.number("beta_slow", default=1.0, above=0),
         truncate=fields.flag("truncate", default=True),
         attention_factor=fields.number("attention_factor", default=implied),
     )

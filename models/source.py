@@ -41,6 +41,7 @@ _TOKENIZER_FILES = (
 )
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 _IGNORED_FILES = ("*/*", "consolidated*", "adapter_*")
+_MAX_NAME_LENGTH = 250  # characters of a Hub id, and of any name in a message
 _HUB_ID = re.compile(r"(?P<repository>[\w.-]+(/[\w.-]+)?)(:(?P<variant>[\w.-]+))?")
 # The HTTP library under the Hub client has changed with its versions; its errors are these.
 _HUB_ERRORS: tuple[type[BaseException], ...] = (
@@ -133,18 +134,27 @@ class _Hub:
 
 
 def _find(name: str, files: Sequence[str], hub: _Hub) -> Path:
+    if not name:
+        raise ConfigError("a model's name is empty: leave it out, or name a folder or a Hub id")
     path = Path(name).expanduser()
-    if path.exists():
+    if _exists(path):
         return path
-    hub_id = _HUB_ID.fullmatch(name)
+    hub_id = _HUB_ID.fullmatch(name) if len(name) <= _MAX_NAME_LENGTH else None
     if name.startswith((".", "/", "~")) or name.endswith(".gguf") or hub_id is None:
-        raise ConfigError(f"there is no file or folder {name}")
+        raise ConfigError(f"there is no file or folder {name[:_MAX_NAME_LENGTH]}")
     if (variant := hub_id["variant"]) is None:
         return hub.fetch(hub_id["repository"], files)
     folder = hub.fetch(hub_id["repository"], [f"*{variant}.gguf", f"*{variant.lower()}.gguf"])
     return _only_gguf(
         [*folder.glob(f"*{variant}.gguf"), *folder.glob(f"*{variant.lower()}.gguf")], name
     )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long for any file
+        return False
 
 
 def _find_gguf(path: Path) -> Path:

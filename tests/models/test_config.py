@@ -26,6 +26,9 @@ REQUIRED = {
 }
 
 
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4}
+
+
 def parse(*, eos_token_ids=(), **changes) -> ModelConfig:
     fields = Fields({**REQUIRED, **changes}, origin="config.json")
     return parse_model_config(fields, GenerationConfig(eos_token_ids=eos_token_ids))
@@ -75,6 +78,18 @@ def test_missing_shape_is_named(name):
         ("vocab_size", "345"),
         ("tie_word_embeddings", 1),
         ("rms_norm_eps", "small"),
+        ("rms_norm_eps", 0),
+        ("rms_norm_eps", float("nan")),
+        ("rope_theta", -1.0),
+        ("rope_theta", float("inf")),
+        ("rope_theta", 10**400),
+        ("rope_scaling", {"type": "linear", "factor": 0}),
+        ("rope_scaling", {"type": "yarn", "factor": float("nan")}),
+        ("rope_scaling", {"type": "yarn", "factor": 2.0, "beta_slow": 0}),
+        ("rope_scaling", LLAMA3 | {"high_freq_factor": 1.0}),
+        ("num_hidden_layers", 10**9),
+        ("vocab_size", 10**12),
+        ("hidden_size", 10**12),
         ("eos_token_id", [2, "</s>"]),
         ("architectures", ["A", "B"]),
     ],
@@ -101,7 +116,7 @@ def test_rope_is_read_in_the_old_and_in_the_new_form():
         ({"rope_type": "linear", "factor": 4.0}, 2048),
         ({"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 128}, 1024),
         ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128}, 512),
-        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4}, 512),
+        (LLAMA3, 512),
     ],
 )
 def test_stretching_the_context_extends_the_usable_positions(rope, max_positions):
@@ -171,7 +186,7 @@ def test_generation_config_has_the_defaults_that_are_set():
     )
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "\xff"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "\xff", "[" * 100_000, "1" * 5_000])
 def test_file_that_holds_no_object_is_named(text, tmp_path):
     path = tmp_path / "config.json"
     path.write_bytes(text.encode("latin-1"))

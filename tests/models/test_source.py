@@ -114,6 +114,20 @@ def test_what_looks_like_a_path_is_not_asked_of_the_hub(name, hub, environment):
     assert not hub.calls
 
 
+def test_name_that_no_file_can_have_is_refused(hub, environment):
+    for name in ("x" * 5_000, "./" + "x" * 5_000, "\0"):
+        with pytest.raises(ConfigError, match="there is no file or folder") as caught:
+            resolve(hub, environment, model=name)
+        assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("setting", ["model", "tokenizer"])
+def test_empty_name_is_no_folder(setting, hub, environment, tiny_spm):
+    config = EngineConfig(**{"model": str(tiny_spm), setting: ""})
+    with pytest.raises(ConfigError, match="a model's name is empty"):
+        resolve_tokenizer(config, resolve_source(config, environment, download=hub), download=hub)
+
+
 def test_file_of_another_kind_is_refused(hub, environment, tmp_path):
     path = tmp_path / "model.bin"
     path.touch()
