@@ -8,7 +8,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -104,6 +104,9 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
+        if get_origin(hint) is Literal:
+            allowed = ", ".join(get_args(hint))
+            raise ConfigError(f"{name} is {value!r}; it must be one of {allowed}") from error
         raise ConfigError(f"{name} is {value!r}: {error}") from error
 
 

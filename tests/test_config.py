@@ -46,6 +46,9 @@ def test_choices_contain_the_default():
         ("long_prefill_token_threshold", 0, "at least 1"),
         ("schedule_conservativeness", -0.5, "at least 0"),
         ("min_deferral_tokens", -1, "at least 0"),
+        ("schedule_conservativeness", float("nan"), "a finite number"),
+        ("schedule_conservativeness", float("inf"), "a finite number"),
+        ("gpu_memory_utilization", float("nan"), "in (0, 1]"),
         ("cuda_graph_sizes", [], "at least 1: for no graphs set enforce_eager"),
         ("cuda_graph_sizes", [8, 0], "at least 1"),
         ("gpu_memory_utilization", 0, "in (0, 1]"),
@@ -62,6 +65,13 @@ def test_a_setting_out_of_range_is_refused_with_what_is_allowed(name, value, all
         EngineConfig(**{name: value})
     assert str(caught.value).startswith(f"{name} is {value!r}")
     assert allowed in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["seed", "block_size", "max_model_len", "max_num_batched_tokens"])
+@pytest.mark.parametrize("value", [2**63, 10**5_000], ids=["65 bits", "thousands of digits"])
+def test_an_endless_integer_is_refused_without_writing_it_out(name, value):
+    with pytest.raises(ConfigError, match=f"^{name} must be an integer of 64 bits$"):
+        EngineConfig(**{name: value})
 
 
 def test_a_setting_that_does_not_exist_is_a_type_error():

@@ -4,6 +4,7 @@
 known are None here and resolved once, in ``entrypoints/launch.py``.
 """
 
+import math
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -139,6 +140,7 @@ class EngineConfig:
     tensor_parallel_size: int = _setting(1, "Devices that share one model; only 1 runs today.")
 
     def __post_init__(self) -> None:
+        self._require_64_bits()
         for name in ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens"):
             self._require_at_least(name, 1)
         for name in (
@@ -173,8 +175,18 @@ class EngineConfig:
 
     def _require_at_least(self, name: str, low: float) -> None:
         value = getattr(self, name)
-        if value is not None and value < low:
+        if value is None:
+            return
+        if not math.isfinite(value):
+            raise ConfigError(f"{name} is {value}; it must be a finite number")
+        if value < low:
             raise ConfigError(f"{name} is {value}; it must be at least {low:g}")
+
+    def _require_64_bits(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise ConfigError(f"{item.name} must be an integer of 64 bits")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
