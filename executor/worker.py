@@ -6,12 +6,10 @@ that spin while they wait make a step many times slower.
 """
 
 import logging
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
@@ -24,6 +22,7 @@ from octavo.executor.device_memory import GIB, MemoryUse, find_graph_bytes
 from octavo.executor.device_runner import DeviceOptions, DeviceRunner
 from octavo.executor.graphs import default_sizes
 from octavo.executor.kv_pool import PoolDemand, find_cpu_budget, size_pool
+from octavo.executor.main_memory import find_free_memory
 from octavo.executor.model_runner import ModelRunner
 from octavo.executor.step import ExecutorInfo
 from octavo.models.causal_lm import CausalLM
@@ -51,7 +50,8 @@ def create_runner(config: EngineConfig, source: ModelSource) -> ModelRunner | De
     max_model_len = _resolve_max_model_len(config, model_config)
     dtype = resolve_dtype(config.dtype, model_config, device)
     with _logged("loaded the weights"):
-        model = load_model(source, model_config, dtype=dtype, device=device)
+        limit = find_free_memory() if device.type == "cpu" else None
+        model = load_model(source, model_config, dtype=dtype, device=device, memory_limit=limit)
         model.pack()
     spec = model.kv_cache_spec(config.block_size)
     demand = PoolDemand(
@@ -78,12 +78,7 @@ def create_runner(config: EngineConfig, source: ModelSource) -> ModelRunner | De
     )
     parts = RunnerParts(config, model, spec, dtype, device, info)
     if device.type == "cpu":
-        if config.cuda_graph_sizes is not None:
-            raise ConfigError("cuda_graph_sizes is set, but there is no GPU: leave it out")
-        budget = find_cpu_budget(find_free_memory())
-        num_blocks = size_pool(config, demand, budget_bytes=budget)
-        logger.info("KV pool: %d blocks of %d bytes", num_blocks, demand.block_bytes)
-        return ModelRunner(model, parts.create_backend(num_blocks), parts.sized(num_blocks))
+        return _create_cpu_runner(parts, demand)
     return _create_device_runner(parts, demand, free_at_start)
 
 
@@ -111,6 +106,24 @@ class RunnerParts:
     def sized(self, num_blocks: int) -> ExecutorInfo:
         """Return the executor's description with the pool's size."""
         return replace(self.info, num_blocks=num_blocks)
+
+
+def _create_cpu_runner(parts: RunnerParts, demand: PoolDemand) -> ModelRunner:
+    config, info = parts.config, parts.info
+    if config.cuda_graph_sizes is not None:
+        raise ConfigError("cuda_graph_sizes is set, but there is no GPU: leave it out")
+    free = find_free_memory()
+    num_blocks = size_pool(config, demand, budget_bytes=find_cpu_budget(free))
+    if num_blocks * demand.block_bytes > free:
+        raise refuse_pool(config, num_blocks, demand.block_bytes, place="in main memory")
+    logger.info("KV pool: %d blocks of %d bytes", num_blocks, demand.block_bytes)
+    try:
+        return ModelRunner(parts.model, parts.create_backend(num_blocks), parts.sized(num_blocks))
+    except MemoryError as error:
+        raise ConfigError(
+            f"the state of {info.num_rows} requests of {info.max_model_len} tokens does not fit in"
+            " main memory: lower max_num_seqs or max_model_len"
+        ) from error
 
 
 def _create_device_runner(
@@ -153,11 +166,18 @@ def _create_device_runner(
         with _logged("captured the graphs of a few users"):
             runner.warm_up()
     except torch.cuda.OutOfMemoryError as error:
-        raise refuse_pool(config, num_blocks, demand.block_bytes) from error
+        raise refuse_pool(
+            config,
+            num_blocks,
+            demand.block_bytes,
+            place="on the card beside the weights and a step",
+        ) from error
     return runner
 
 
-def refuse_pool(config: EngineConfig, num_blocks: int, block_bytes: int) -> ConfigError:
+def refuse_pool(
+    config: EngineConfig, num_blocks: int, block_bytes: int, *, place: str
+) -> ConfigError:
     """Return the error of a pool that does not fit: it names the setting that made its size."""
     setting = "gpu_memory_utilization"
     if config.num_gpu_blocks_override is not None:
@@ -166,8 +186,7 @@ def refuse_pool(config: EngineConfig, num_blocks: int, block_bytes: int) -> Conf
         setting = "kv_cache_memory_bytes"
     return ConfigError(
         f"a KV pool of {num_blocks} blocks of {block_bytes} bytes "
-        f"({num_blocks * block_bytes / GIB:.2f} GiB) does not fit on the card beside the weights "
-        f"and a step: lower {setting}"
+        f"({num_blocks * block_bytes / GIB:.2f} GiB) does not fit {place}: lower {setting}"
     )
 
 
@@ -183,23 +202,6 @@ def choose_graph_sizes(config: EngineConfig, max_num_seqs: int) -> tuple[int, ..
             max_num_seqs,
         )
     return tuple(sorted({size for size in sizes if size <= max_num_seqs}))
-
-
-def find_free_memory() -> int:
-    """Return the bytes that this process may still take without swapping, as Linux sees it."""
-    free = [_read_available_memory()]
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and (text := limit.read_text().strip()) != "max":
-        free.append(int(text) - int(used.read_text()))
-    return max(0, min(free))
-
-
-def _read_available_memory() -> int:
-    table = Path("/proc/meminfo")
-    if not table.exists():
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    lines = dict(line.split(":") for line in table.read_text().splitlines())
-    return int(lines["MemAvailable"].split()[0]) * 1024
 
 
 @contextmanager

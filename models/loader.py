@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo.config import DType
-from octavo.errors import ModelLoadError
+from octavo.errors import ConfigError, ModelLoadError
 from octavo.models.causal_lm import CausalLM
 from octavo.models.config import (
     GenerationConfig,
@@ -33,6 +33,7 @@ from octavo.models.source import ModelSource
 from octavo.models.upload import write_all
 
 DUMMY_STD = 0.02
+GIB = 2**30
 
 
 class Checkpoint(Protocol):
@@ -87,16 +88,19 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     shard: Shard | None = None,
+    memory_limit: int | None = None,
 ) -> CausalLM:
     """Build the network, or one rank's shard of it, and fill all its weights.
 
+    Weights of more than ``memory_limit`` bytes are refused before any is read.
+
     Raises:
         ModelLoadError: a tensor is missing, unknown, misshapen or cut.
-        ConfigError: the network is not supported or cannot be split.
+        ConfigError: the network is not supported, cannot be split or does not fit in memory.
     """
     shard = shard or Shard()
-    with _defaults(dtype, device):
-        model = get_builder(config.architecture)(config, shard)
+    model = _build(config, shard, dtype=dtype, device=device)
+    _check_memory(model, memory_limit)
     match source.load_format:
         case "dummy":
             _fill_randomly(model, seed=source.seed + shard.rank, device=device)
@@ -105,6 +109,27 @@ def load_model(
         case "safetensors":
             _fill(model, SafetensorsCheckpoint(source.path), device)
     return model.eval()
+
+
+def _build(
+    config: ModelConfig, shard: Shard, *, dtype: torch.dtype, device: torch.device
+) -> CausalLM:
+    """Return the network with memory for its weights, which is not written yet."""
+    try:
+        with _defaults(dtype, device):
+            return get_builder(config.architecture)(config, shard)
+    except RuntimeError as error:  # torch has no other type for a want of main memory
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"there is no memory for the network's weights: {reason}") from error
+
+
+def _check_memory(model: CausalLM, limit: int | None) -> None:
+    num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    if limit is not None and num_bytes > limit:
+        raise ConfigError(
+            f"the network's weights take {num_bytes / GIB:.2f} GiB, and {limit / GIB:.2f} GiB of"
+            " memory are free: choose a smaller network, or a 16-bit dtype"
+        )
 
 
 @contextmanager

@@ -5,12 +5,8 @@ import torch
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
-from octavo.executor.worker import (
-    choose_graph_sizes,
-    create_runner,
-    find_free_memory,
-    refuse_pool,
-)
+from octavo.executor import worker
+from octavo.executor.worker import choose_graph_sizes, create_runner, refuse_pool
 from tests.models.oracle import source_of
 
 
@@ -67,8 +63,24 @@ def test_block_keys_start_from_everything_that_the_kv_depends_on(tiny_spm):
     assert len({same, *keys}) == 5
 
 
-def test_free_memory_is_measured():
-    assert find_free_memory() > 2**20
+@pytest.mark.parametrize(
+    ("settings", "to_lower"),
+    [
+        ({"num_gpu_blocks_override": 10**12}, "lower num_gpu_blocks_override"),
+        ({"num_gpu_blocks_override": None, "kv_cache_memory_bytes": 10**18}, "lower kv_cache_mem"),
+        ({"block_size": 10**9}, "lower num_gpu_blocks_override"),
+        ({"max_num_seqs": 10**12}, "lower max_num_seqs or max_model_len"),
+    ],
+)
+def test_what_does_not_fit_in_main_memory_is_refused_with_the_setting(tiny_spm, settings, to_lower):
+    with pytest.raises(ConfigError, match=f"does not fit .*: {to_lower}"):
+        create(tiny_spm, **settings)
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_read(tiny_spm, monkeypatch):
+    monkeypatch.setattr(worker, "find_free_memory", lambda: 2**18)
+    with pytest.raises(ConfigError, match=r"weights take 0\.00 GiB, and 0\.00 GiB .* are free"):
+        create(tiny_spm)
 
 
 def test_graph_sizes_that_no_step_reaches_are_dropped_by_name(caplog):
@@ -94,6 +106,6 @@ def test_default_graph_sizes_are_chosen_in_silence(caplog):
     ],
 )
 def test_a_pool_that_does_not_fit_is_refused_with_the_setting_that_made_it(settings, to_lower):
-    message = str(refuse_pool(EngineConfig(**settings), 2**20, 2**20))
+    message = str(refuse_pool(EngineConfig(**settings), 2**20, 2**20, place="here"))
     assert "1048576 blocks of 1048576 bytes (1024.00 GiB)" in message
     assert message.endswith(to_lower)

@@ -10,7 +10,12 @@ from safetensors.torch import load_file, save_file
 
 from octavo.errors import ConfigError, ModelLoadError
 from octavo.models.config import GenerationConfig
-from octavo.models.loader import load_config, load_generation_config, resolve_dtype
+from octavo.models.loader import (
+    load_config,
+    load_generation_config,
+    load_model,
+    resolve_dtype,
+)
 from tests.models.oracle import CPU, load, source_of
 
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
@@ -133,6 +138,26 @@ def test_weights_are_converted_to_the_wanted_type(tiny_spm):
     exact, rounded = load(source_of(tiny_spm)), load(source_of(tiny_spm), dtype=torch.bfloat16)
     for name, value in weights(rounded).items():
         assert torch.equal(value, weights(exact)[name].bfloat16())
+
+
+def test_weights_beyond_the_limit_are_refused_before_they_are_read(broken):
+    folder, _ = broken
+    (folder / "model.safetensors").unlink()
+    source = source_of(folder)
+    with pytest.raises(ConfigError, match=r"weights take 0\.00 GiB, and 0\.00 GiB .* are free"):
+        load_model(
+            source, load_config(source), dtype=torch.float32, device=CPU, memory_limit=400_000
+        )
+
+
+def test_network_that_no_machine_can_hold_is_refused(broken):
+    folder, _ = broken
+    path = folder / "config.json"
+    wide = {"hidden_size": 2**20, "intermediate_size": 2**20, "head_dim": 2**18}
+    for changes in ({"vocab_size": 2**31 - 1, "hidden_size": 2**20}, wide):
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+        with pytest.raises(ConfigError, match="no memory for the network's weights"):
+            load(source_of(folder))
 
 
 def test_loading_leaves_the_default_type_alone(tiny_spm):
