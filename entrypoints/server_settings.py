@@ -18,6 +18,9 @@ ANY = ("*",)
 LOWEST = {
     "max_queued_requests": 1,
     "max_queued_tokens": 1,
+    "max_connections": 1,
+    "max_header_bytes": 1_024,
+    "max_header_count": 1,
 }
 ORIGIN = r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s,]*"
 TOKEN = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"
@@ -157,6 +160,17 @@ class ServerSettings:
         "Seconds that open requests may go on after SIGTERM before they are aborted.",
         group="Limits",
     )
+    max_connections: int | None = setting(
+        None,
+        "Open connections beyond which only health checks are answered; None: as many as the "
+        "limit of open files leaves.",
+        group="Limits",
+    )
+    max_header_bytes: int = setting(
+        65_536, "Longest head of a request, its line and headers together.", group="Limits"
+    )
+    max_header_count: int = setting(256, "Most headers of a request.", group="Limits")
+
     access_log: bool = setting(True, "Log a line for each HTTP request.", group="Log")
 
     def __post_init__(self) -> None:

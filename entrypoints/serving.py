@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from octavo.config import EngineConfig, Environment
 from octavo.entrypoints.credentials import read_credentials
+from octavo.entrypoints.file_limit import raise_file_limit
 from octavo.entrypoints.logs import configure_logging
 from octavo.entrypoints.openai.listener import open_listener
 from octavo.entrypoints.processes import start_core_process
@@ -23,6 +24,7 @@ def serve(config: EngineConfig, settings: ServerSettings) -> int:
     """
     configure_logging()
     signal.signal(signal.SIGTERM, _exit_while_loading)
+    raise_file_limit()
     environment = Environment.read()
     # What can be wrong with keys, certificates and the address should not wait for the model.
     credentials = read_credentials(settings, environment)

@@ -78,6 +78,8 @@ ENGINE_GROUPS = {
 """The engine's settings by the sections of the help; each stands in one of them."""
 
 FLAG_ALIASES = {
+    "max_header_bytes": ("--h11-max-incomplete-event-size",),
+    "max_header_count": ("--h11-max-header-count",),
     "max_queued_requests": ("--max-num-queued-reqs",),
     "max_queued_tokens": ("--max-num-queued-tokens",),
     "tensor_parallel_size": ("-tp",),

@@ -8,6 +8,11 @@ from octavo.entrypoints.openai.unix_socket import claimed_path
 from octavo.entrypoints.server_settings import DEFAULT_HOST, DEFAULT_PORT, ServerSettings
 from octavo.errors import ConfigError
 
+KEEPALIVE_S = 60
+"""How long a connection is silent before the kernel asks whether the client is there."""
+SEND_TIMEOUT_S = 120
+"""How long a client may take nothing of what is sent to it."""
+
 
 @contextmanager
 def open_listener(settings: ServerSettings) -> Iterator[socket.socket]:
@@ -34,6 +39,7 @@ def bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _notice_dead_clients(listener)
     try:
         listener.bind((host, port))
     except (OSError, UnicodeError) as error:
@@ -43,6 +49,14 @@ def bind(host: str, port: int) -> socket.socket:
             f"cannot serve on {host} port {port}: {reason}; choose others with --host and --port"
         ) from error
     return listener
+
+
+def _notice_dead_clients(listener: socket.socket) -> None:
+    """Let the kernel end the connections of clients that are gone without a word, or never read."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S // 4)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1_000 * SEND_TIMEOUT_S)
 
 
 def describe_address(listener: socket.socket, *, is_encrypted: bool) -> str:

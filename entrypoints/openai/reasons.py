@@ -3,6 +3,7 @@
 STATUS_OF_REASON = {
     "invalid_value": 400,
     "invalid_json": 400,
+    "invalid_http": 400,
     "unsupported_parameter": 400,
     "prompt_too_long": 400,
     "chat_template_failed": 400,
@@ -13,10 +14,12 @@ STATUS_OF_REASON = {
     "model_not_found": 404,
     "request_not_found": 404,
     "method_not_allowed": 405,
+    "request_too_slow": 408,
     "body_too_large": 413,
     "unsupported_media_type": 415,
     "queue_full_requests": 429,
     "queue_full_tokens": 429,
+    "headers_too_large": 431,
     "internal_error": 500,
     "generation_failed": 500,
     "aborted": 503,
@@ -25,6 +28,7 @@ STATUS_OF_REASON = {
     "paused": 503,
     "shutting_down": 503,
     "stalled": 503,
+    "too_many_connections": 503,
     "request_timeout": 504,
 }
 """Reason -> the status of a response that fails for it."""

@@ -1,16 +1,24 @@
 """Reads the JSON body of a request; whatever is wrong with it is the client's error, named."""
 
+from reprlib import Repr
 from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
+from octavo.entrypoints.openai.body_limits import (
+    MAX_BODY_BYTES,
+    check_declared_size,
+    check_num_values,
+    refuse_size,
+)
 from octavo.entrypoints.openai.errors import MAX_SHOWN_INPUT, HttpError
 from octavo.errors import InvalidRequestError
 
 Body = TypeVar("Body", bound=BaseModel)
 
-MAX_BODY_BYTES = 32 * 2**20
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = MAX_SHOWN_INPUT
 
 
 async def read_body(request: Request, body_type: type[Body]) -> Body:
@@ -18,14 +26,16 @@ async def read_body(request: Request, body_type: type[Body]) -> Body:
 
     Raises:
         InvalidRequestError: it is not JSON, or not what the endpoint takes.
-        HttpError: it is not sent as JSON (415) or is too large (413).
+        HttpError: it is not sent as JSON (415), or is too large (413).
     """
     _check_content_type(request.headers.get("content-type", ""))
+    check_declared_size(request.headers.get("content-length"))
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
         if len(data) > MAX_BODY_BYTES:
-            raise HttpError(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
+            raise refuse_size()
+    check_num_values(data)
     try:
         return body_type.model_validate_json(data)
     except ValidationError as error:
@@ -46,6 +56,6 @@ def _describe(error: ValidationError) -> InvalidRequestError:
     if not location:
         text = f"the body cannot be read: {first['msg']}"
         return InvalidRequestError(text, reason_code="invalid_json")
-    shown = repr(first["input"])[:MAX_SHOWN_INPUT]
+    shown = _SHORT.repr(first["input"])[:MAX_SHOWN_INPUT]
     path = ".".join(map(str, location))
     return InvalidRequestError(f"{path} is {shown}: {first['msg']}", parameter=str(location[0]))

@@ -7,6 +7,8 @@ import math
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import cast
 
 import uvicorn
 import uvloop
@@ -18,9 +20,11 @@ from octavo.engine.ipc_client import IpcClient
 from octavo.engine.limits import ServingLimits
 from octavo.engine.metrics import EngineMetrics
 from octavo.entrypoints.credentials import Credentials
+from octavo.entrypoints.file_limit import choose_max_connections
 from octavo.entrypoints.openai.app import create_app
+from octavo.entrypoints.openai.connection import ConnectionLimits, GuardedConnection
 from octavo.entrypoints.openai.layers import add_layers
-from octavo.entrypoints.openai.listener import describe_address
+from octavo.entrypoints.openai.listener import SEND_TIMEOUT_S, describe_address
 from octavo.entrypoints.openai.service import Service
 from octavo.entrypoints.processes import freeze_garbage
 from octavo.entrypoints.served_model import load_served_model
@@ -29,6 +33,8 @@ from octavo.shown_settings import show_settings
 
 logger = logging.getLogger(__name__)
 
+RECEIVE_TIMEOUT_S = 60.0
+"""How long a client may take to send a request."""
 EXIT_DELAY_S = 1.0
 """After the engine's death: open streams get their error, and a health check sees 503."""
 GRACE_S = 5
@@ -176,11 +182,24 @@ def _configure_http(
         lifespan="off",
         server_header=False,
         timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout) + GRACE_S,
+        http=_choose_connection(settings),
         ws="none",
     )
     config.load()
     config.ssl = credentials.tls  # uvicorn would read the files only when the model is loaded
     return config
+
+
+def _choose_connection(settings: ServerSettings) -> type[asyncio.Protocol]:
+    limits = ConnectionLimits(
+        max_connections=choose_max_connections(settings.max_connections),
+        max_header_bytes=settings.max_header_bytes,
+        max_header_count=settings.max_header_count,
+        receive_timeout_s=RECEIVE_TIMEOUT_S,
+        send_timeout_s=SEND_TIMEOUT_S,
+    )
+    # uvicorn calls it like a class.
+    return cast(type[asyncio.Protocol], partial(GuardedConnection, limits=limits))
 
 
 class HttpServer(uvicorn.Server):

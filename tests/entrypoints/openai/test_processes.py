@@ -7,7 +7,9 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from functools import partial
+from http.client import HTTPConnection
 
 import psutil
 import pytest
@@ -18,6 +20,7 @@ from tests.live_server import TIMEOUT_S, Peer, running_server
 from tests.source_tree import ROOT
 
 LONG = {"prompt": [5, 6, 7], "max_tokens": 4000, "ignore_eos": True}
+SHORT = LONG | {"max_tokens": 3}
 MAIN = "import sys; from octavo.entrypoints.cli.main import main; sys.exit(main())"
 START_TIMEOUT_S = 120
 
@@ -27,7 +30,7 @@ class ServeProcess:
 
     def __init__(self, *arguments):
         self.process = subprocess.Popen(
-            [sys.executable, "-c", MAIN, "serve", "--port", "0", *map(str, arguments)],
+            [sys.executable, "-c", MAIN, "serve", *_choose_port(arguments), *map(str, arguments)],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stderr=subprocess.PIPE,
             text=True,
@@ -70,10 +73,27 @@ class ServeProcess:
                 with self._line:
                     self.log += line
                     self._line.notify_all()
-                if found := re.search(r"serving .* at http://127\.0\.0\.1:(\d+)", line):
-                    self.peer = Peer(int(found[1]))
+                if found := re.search(r"serving .* at (?:unix:|https?://127\.0\.0\.1:)(.+)", line):
+                    address = found[1].strip()
+                    self.peer = Peer(int(address)) if address.isdigit() else UnixPeer(address)
                     self._is_settled.set()
         self._is_settled.set()
+
+
+def _choose_port(arguments):
+    return [] if "--uds" in arguments else ["--port", "0"]
+
+
+@dataclass
+class UnixPeer(Peer):
+    """A server at a socket in the file system, which stands in the place of its port."""
+
+    def connect(self):
+        connection = HTTPConnection("localhost")
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(TIMEOUT_S)
+        connection.sock.connect(self.port)
+        return connection
 
 
 @pytest.fixture
@@ -117,6 +137,24 @@ def test_sigterm_ends_a_server_and_everything_of_it(small):
             socket.create_connection(("127.0.0.1", served.peer.port))
     assert stream.events[-1]["choices"][0]["finish_reason"] == "abort"
     assert plain.json["choices"][0]["finish_reason"] == "abort"
+    assert "Traceback" not in served.log
+
+
+@pytest.mark.slow
+def test_server_at_a_path_answers_and_takes_the_path_with_it(small, tmp_path):
+    path = tmp_path / "octavo.sock"
+    with ServeProcess(*small, "--uds", path, "--api-key", "sk-secret") as served:
+        reply = served.peer.post("/v1/completions", SHORT, {"authorization": "Bearer sk-secret"})
+        assert reply.status == 200
+        assert served.peer.post("/v1/completions", SHORT).status == 401
+        with ServeProcess(*small, "--uds", path) as second:
+            assert second.wait() == 2
+        assert "which cannot be used: a server has it" in second.log
+        assert path.is_socket()
+        served.process.send_signal(signal.SIGTERM)
+        assert served.wait() == 0
+    assert not path.exists()
+    assert "sk-secret" not in served.log
     assert "Traceback" not in served.log
 
 

@@ -8,7 +8,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.engine.prompt import MAX_CACHE_SALT_LENGTH
+from octavo.entrypoints.file_limit import RESERVED_FILES
+from octavo.entrypoints.openai.body_limits import (
+    MAX_BODY_BYTES,
+    MAX_BODY_DEPTH,
+    MAX_BODY_VALUES,
+)
+from octavo.entrypoints.openai.connection import NUM_HEALTH_CONNECTIONS
 from octavo.entrypoints.openai.fields import MAX_JSON_DEPTH
+from octavo.entrypoints.openai.listener import KEEPALIVE_S, SEND_TIMEOUT_S
 from octavo.entrypoints.openai.protocol import (
     MAX_CHOICES,
     MAX_LOGPROBS,
@@ -17,20 +25,22 @@ from octavo.entrypoints.openai.protocol import (
     CompletionRequest,
 )
 from octavo.entrypoints.openai.reasons import REASON_OF_STATUS, STATUS_OF_REASON
-from octavo.entrypoints.openai.request_body import MAX_BODY_BYTES
 from octavo.entrypoints.openai.request_ids import MAX_ID_CHARACTERS
+from octavo.entrypoints.openai.server import RECEIVE_TIMEOUT_S
 from octavo.entrypoints.openai.tokenization import (
     CHARACTERS_PER_TOKEN,
     MIN_TEXT_LIMIT,
     DetokenizeRequest,
     TokenizeRequest,
 )
+from octavo.entrypoints.server_settings import ServerSettings
 from octavo.sampling_params import MAX_BAD_WORDS, MAX_STOP_STRINGS, MAX_TEXT_LENGTH
 from tests.echo_core import ECHO_INFO
 from tests.live_server import running_server
 
 DOCS = Path(__file__).parents[3] / "docs"
 SERVER = (DOCS / "server.md").read_text(encoding="utf-8")
+OPERATIONS = (DOCS / "operations.md").read_text(encoding="utf-8")
 METRICS = (DOCS / "metrics.md").read_text(encoding="utf-8")
 ENDPOINTS = {"chat": ChatCompletionRequest, "completions": CompletionRequest}
 
@@ -151,3 +161,21 @@ def test_the_buckets_are_those_of_the_document(server):
             numbers = [step for step in steps if step <= ECHO_INFO.max_model_len]
         documented |= {name: [*numbers, float("inf")] for name in re.findall("`([^`]+)`", names)}
     assert {name: listed[: len(documented[name])] for name, listed in bounds.items()} == documented
+
+
+def test_limits_of_the_door_are_those_of_the_code():
+    section = OPERATIONS.split("\n## Limits of the door\n")[1].split("\n## ")[0]
+    settings = ServerSettings()
+    for value in (
+        f"`--max-header-bytes` ({settings.max_header_bytes})",
+        f"`--max-header-count` ({settings.max_header_count})",
+        f"{MAX_BODY_BYTES // 2**20} MiB",
+        f"{MAX_BODY_VALUES:,}",
+        f"| {MAX_BODY_DEPTH} lists",
+        f"| {RECEIVE_TIMEOUT_S:g} s |",
+        f"| {SEND_TIMEOUT_S} s |",
+        f"| {KEEPALIVE_S} s |",
+        f"less {RESERVED_FILES}",
+        f"the {NUM_HEALTH_CONNECTIONS + 1}rd beyond",
+    ):
+        assert value in section, value
