@@ -61,12 +61,25 @@ def test_readme_shows_the_tested_examples(example):
     assert without_docstring in code_blocks(README, "python")
 
 
+def test_every_example_is_run_by_ci():
+    tests = (ROOT / "tests" / "test_examples.py").read_text(encoding="utf-8")
+    names = [path.name for path in (ROOT / "examples").iterdir() if path.is_file()]
+    assert len(names) >= 4
+    assert not [name for name in names if f'"{name}"' not in tests]
+    assert "tests/test_examples.py" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
 def test_the_commands_of_the_readme_are_those_of_ci():
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8").replace("--quiet ", "")
     first = re.search(r"^```bash\n(.*?)^```$", README, re.MULTILINE | re.DOTALL).group(1)
     commands = [part.split("#")[0].strip() for part in re.split(r"\n|&&", first) if part.strip()]
     assert len(commands) == 4
     assert not [command for command in commands if f"step {command}\n" not in ci]
+
+
+def test_readme_installs_the_pinned_torch():
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert re.search(r"pip install (torch==\S+)", README).group(1) in pins
 
 
 def test_every_setting_is_documented():
