@@ -6,6 +6,7 @@ No weights and no device: a server's API process has this, its engine-core proce
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from octavo.config import EngineConfig, Environment
@@ -17,6 +18,8 @@ from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.tokenizer_loader import load_tokenizer
 from octavo.errors import ConfigError, InvalidRequestError
 from octavo.models.config import GenerationConfig
+from octavo.models.gguf import GGUFCheckpoint
+from octavo.models.gguf_header import read_gguf_header
 from octavo.models.loader import load_config, load_generation_config
 from octavo.models.source import ModelSource, resolve_source, resolve_tokenizer
 from octavo.sampling_params import SamplingParams
@@ -57,7 +60,7 @@ def load_served_model(config: EngineConfig, environment: Environment) -> ServedM
     tokenizer = None
     chat_template = None
     if not config.skip_tokenizer_init:
-        tokenizer = load_tokenizer(resolve_tokenizer(config, source), environment.cache_dir)
+        tokenizer = _load_tokenizer(resolve_tokenizer(config, source), environment)
         chat_template = ChatTemplate(tokenizer, read_chat_template(config.chat_template))
         if tokenizer.eos_id is not None:
             eos_ids[tokenizer.eos_id] = None
@@ -72,6 +75,15 @@ def load_served_model(config: EngineConfig, environment: Environment) -> ServedM
             enable_prefix_caching=config.enable_prefix_caching,
         ),
     )
+
+
+def _load_tokenizer(path: Path, environment: Environment) -> Tokenizer:
+    try:
+        return load_tokenizer(path, environment.cache_dir)
+    except ConfigError:
+        if path.is_file():
+            GGUFCheckpoint(read_gguf_header(path))  # that the file is cut says more
+        raise
 
 
 def _choose_sampling_defaults(config: EngineConfig, source: ModelSource) -> dict[str, Any]:
