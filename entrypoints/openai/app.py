@@ -10,7 +10,12 @@ from octavo.entrypoints.openai.completions import CompletionsEndpoint
 from octavo.entrypoints.openai.errors import install_error_handlers
 from octavo.entrypoints.openai.information import InformationEndpoints
 from octavo.entrypoints.openai.model_cards import ModelEndpoints
-from octavo.entrypoints.openai.openapi import Application, describe_body, describe_generation
+from octavo.entrypoints.openai.openapi import (
+    Application,
+    describe_body,
+    describe_check,
+    describe_generation,
+)
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from octavo.entrypoints.openai.service import Service
 from octavo.entrypoints.openai.tokenization import (
@@ -36,7 +41,7 @@ def create_app(service: Service, *, has_documents: bool = True) -> FastAPI:
         # Not an API route: they read their bodies themselves, and FastAPI's way to an endpoint
         # takes as long as everything else before the prompt is encoded.
         app.add_route(path, post, methods=["POST"])
-        app.describe_route(path, describe_generation(body_type, content))
+        app.describe_route("POST", path, describe_generation(body_type, content))
     _add_tokenization(app, TokenizationEndpoints(service))
     if service.has_admin_endpoints:
         app.include_router(AdminEndpoints(service).router())
@@ -58,8 +63,9 @@ def _add_information(
         app.add_api_route(path, endpoint, methods=["GET"])
     for path, check in (("/health", information.health), ("/ready", information.ready)):
         app.add_api_route(path, check, methods=["GET"], response_class=Response)
-    for method in ("GET", "POST"):  # what SageMaker calls a health check
-        app.add_api_route("/ping", information.health, methods=[method], response_class=Response)
+    app.add_route("/ping", information.ping, methods=["GET", "POST"])
+    for method in ("GET", "POST"):
+        app.describe_route(method, "/ping", describe_check())
     app.add_api_route(
         "/metrics", information.metrics, methods=["GET"], response_class=PlainTextResponse
     )

@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import Query, Response
+from fastapi import Query, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -35,6 +35,10 @@ class InformationEndpoints:
         """Say whether the engine lives: 200 or 503."""
         death = self._service.engine.death
         return Response() if death is None else _say_dead(death)
+
+    async def ping(self, _: Request) -> Response:
+        """Say what ``health`` says, under the name that SageMaker asks for."""
+        return await self.health()
 
     async def ready(self) -> Response:
         """Say whether new requests are admitted and open ones make progress: 200 or 503."""

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
+EMPTY = {"description": "No content."}
 NULLABLE_TEXT = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 ERROR = {
     "type": "object",
@@ -30,6 +31,47 @@ ERROR = {
     },
 }
 """What every response but the ones of the document is; see ``errors``."""
+LIMITS: dict[str, dict[str, float]] = {
+    "temperature": {"minimum": 0},
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "top_k": {"minimum": -1},
+    "min_p": {"minimum": 0, "maximum": 1},
+    "presence_penalty": {"minimum": -2, "maximum": 2},
+    "frequency_penalty": {"minimum": -2, "maximum": 2},
+    "repetition_penalty": {"exclusiveMinimum": 0},
+    "seed": {"minimum": -(2**63), "maximum": 2**63 - 1},
+    "min_tokens": {"minimum": 0},
+    "timeout": {"exclusiveMinimum": 0},
+}
+"""Of fields that are checked where their values are used."""
+CONTENT_PART = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "object",
+            "required": ["type", "text"],
+            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+        },
+    ]
+}
+MESSAGES = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["role"],
+        "properties": {
+            "role": {"type": "string"},
+            "content": {
+                "anyOf": [
+                    {"type": "string"},
+                    {"type": "array", "items": CONTENT_PART},
+                    {"type": "null"},
+                ]
+            },
+        },
+    },
+}
 
 
 class Application(FastAPI):
@@ -39,9 +81,9 @@ class Application(FastAPI):
         super().__init__(**settings)
         self._described: dict[str, dict[str, Any]] = {}
 
-    def describe_route(self, path: str, operation: dict[str, Any]) -> None:
-        """Put a POST route that is none of FastAPI's into the document."""
-        self._described[path] = {"post": operation}
+    def describe_route(self, method: str, path: str, operation: dict[str, Any]) -> None:
+        """Put a route that is none of FastAPI's into the document."""
+        self._described.setdefault(path, {})[method.lower()] = operation
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document."""
@@ -76,8 +118,39 @@ def describe_body(body_type: type[BaseModel]) -> dict[str, Any]:
     """Return the part of an operation that says what JSON it takes."""
     schema = body_type.model_json_schema()
     definitions = schema.pop("$defs", {})
-    content = {JSON: {"schema": _inline(schema, definitions)}}
-    return {"requestBody": {"required": True, "content": content}}
+    schema = _inline(schema, definitions)
+    for name, limits in LIMITS.items():
+        for choice in schema["properties"].get(name, {}).get("anyOf", ()):
+            if choice["type"] != "null":
+                choice.update(limits)
+    if "messages" in schema["properties"]:
+        _describe_messages(schema["properties"]["messages"])
+    elif "prompt" in schema["properties"]:
+        schema["required"] = ["prompt"]
+        _describe_prompt(schema["properties"]["prompt"])
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
+
+
+def describe_check() -> dict[str, Any]:
+    """Return an operation that answers 200 and says nothing."""
+    return {"summary": "Say whether the engine lives.", "responses": {"200": EMPTY}}
+
+
+def _describe_messages(schema: dict[str, Any]) -> None:
+    """Say of what form messages are, wherever they may be left out or not."""
+    schema.update({"anyOf": [MESSAGES, {"type": "null"}]} if "anyOf" in schema else MESSAGES)
+
+
+def _describe_prompt(schema: dict[str, Any]) -> None:
+    """Say that a prompt is there and is not empty, whatever its form."""
+    schema["anyOf"] = [choice for choice in schema["anyOf"] if choice["type"] != "null"]
+    for choice in schema["anyOf"]:
+        while choice["type"] == "array":
+            choice["minItems"] = 1
+            choice = choice["items"]
+        if choice["type"] == "integer":
+            choice["minimum"] = 0
+    schema.pop("default", None)
 
 
 def _describe_response(description: str, schema: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 from fastapi import Request, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 
 from octavo.engine.chat import ChatTemplate
 from octavo.engine.prompt_encoder import LONG_PROMPT_CHARACTERS
@@ -28,9 +29,24 @@ MAX_SHOWN_DIGITS = 20
 NEUTRAL_WITHOUT_MESSAGES = {"add_generation_prompt": True, "continue_final_message": False}
 
 
+ONE_TEXT: JsonDict = {
+    "oneOf": [
+        {
+            "required": ["prompt"],
+            "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}},
+        },
+        {
+            "required": ["messages"],
+            "properties": {"messages": {"type": "array"}, "prompt": {"type": "null"}},
+        },
+    ]
+}
+
+
 class TokenizeRequest(JsonBody):
     """Body of /tokenize: a prompt or a conversation."""
 
+    model_config = ConfigDict(json_schema_extra=ONE_TEXT)
     refused: ClassVar[Refused] = {
         "chat_template": (),
         "documents": ([],),
