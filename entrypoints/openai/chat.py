@@ -1,12 +1,13 @@
 """POST /v1/chat/completions: JSON to a prompt and ``SamplingParams``."""
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from fastapi import Request, Response
 
-from octavo.engine.chat import ChatOptions
+from octavo.engine.chat import ChatOptions, Message
 from octavo.engine.prompt import EncodedPrompt
 from octavo.entrypoints.openai.forms import ChatForm
 from octavo.entrypoints.openai.generation import Generation
@@ -25,8 +26,23 @@ class ConversationBody(Protocol):
     chat_template_kwargs: dict[str, Any] | None
 
 
+async def render_conversation(
+    service: Service, messages: Sequence[Message], body: ConversationBody
+) -> str:
+    """Return the text of a conversation, made off the event loop.
+
+    Raises:
+        InvalidRequestError: there is no template, or it refuses the messages.
+    """
+    template = service.model.chat_template
+    if template is None:
+        raise InvalidRequestError("the engine runs without a tokenizer: use /v1/completions")
+    options = choose_chat_options(body)
+    return await service.engine.run_off_loop(partial(template.render, messages, options))
+
+
 def choose_chat_options(body: ConversationBody) -> ChatOptions:
-    """Return how the messages of a body are rendered: to be answered, unless they say otherwise."""
+    """Return how messages are rendered: to be answered, unless the body says otherwise."""
     is_continued = bool(body.continue_final_message)
     is_prompted = (
         not is_continued if body.add_generation_prompt is None else body.add_generation_prompt
@@ -75,10 +91,8 @@ class ChatEndpoint:
 
     async def _encode(self, body: ChatCompletionRequest) -> EncodedPrompt:
         """Render and encode a conversation."""
-        engine, template = self._service.engine, self._service.model.chat_template
-        assert template is not None
-        options = choose_chat_options(body)
-        text = await engine.run_off_loop(partial(template.render, body.messages, options))
+        engine = self._service.engine
+        text = await render_conversation(self._service, body.messages, body)
         if not text:
             raise InvalidRequestError(
                 "the chat template renders these messages to nothing", parameter="messages"

@@ -10,10 +10,9 @@ from fastapi import Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
-from octavo.engine.chat import ChatTemplate
 from octavo.engine.prompt_encoder import LONG_PROMPT_CHARACTERS
 from octavo.engine.tokenizer import Tokenizer
-from octavo.entrypoints.openai.chat import choose_chat_options
+from octavo.entrypoints.openai.chat import render_conversation
 from octavo.entrypoints.openai.fields import JsonBody, Refused, report_ignored_fields
 from octavo.entrypoints.openai.request_body import read_body
 from octavo.entrypoints.openai.service import Service
@@ -124,58 +123,50 @@ class TokenizationEndpoints:
 
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a prompt or a conversation."""
-        tokenizer, template = self._find_tokenizer()
+        tokenizer = self._find_tokenizer()
         body = await read_body(request, TokenizeRequest)
         self._service.choose_model(body.model)
         headers = report_ignored_fields(body.check_fields())
-        work = partial(self._tokenize, tokenizer, template, body)
-        is_quick = body.prompt is not None and len(body.prompt) <= LONG_PROMPT_CHARACTERS
-        return await self._respond(work, headers, is_quick=is_quick)
+        if body.messages is None:
+            work = partial(self._tokenize, tokenizer, body.prompt or "", body)
+            is_quick = len(body.prompt or "") <= LONG_PROMPT_CHARACTERS
+            return _respond(work() if is_quick else await self._wait_for(work), headers)
+        async with self._turns:
+            text = await render_conversation(self._service, body.messages, body)
+        work = partial(self._tokenize, tokenizer, text, body)
+        return _respond(await self._wait_for(work), headers)
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of token ids, special tokens included."""
-        tokenizer, _ = self._find_tokenizer()
+        tokenizer = self._find_tokenizer()
         body = await read_body(request, DetokenizeRequest)
         self._service.choose_model(body.model)
         headers = report_ignored_fields(body.check_fields())
         work = partial(self._detokenize, tokenizer, body.tokens)
         is_quick = len(body.tokens) <= LONG_PROMPT_CHARACTERS
-        return await self._respond(work, headers, is_quick=is_quick)
+        return _respond(work() if is_quick else await self._wait_for(work), headers)
 
-    def _find_tokenizer(self) -> tuple[Tokenizer, ChatTemplate]:
-        model = self._service.model
-        if model.tokenizer is None or model.chat_template is None:
+    def _find_tokenizer(self) -> Tokenizer:
+        tokenizer = self._service.model.tokenizer
+        if tokenizer is None:
             raise InvalidRequestError("the engine runs without a tokenizer")
-        return model.tokenizer, model.chat_template
+        return tokenizer
 
-    async def _respond(
-        self, work: Callable[[], bytes], headers: dict[str, str], *, is_quick: bool
-    ) -> Response:
-        if is_quick:
-            content = work()
-        else:
-            async with self._turns:
-                content = await self._service.engine.run_off_loop(work)
-        return Response(content, headers=headers, media_type="application/json")
+    async def _wait_for(self, work: Callable[[], bytes]) -> bytes:
+        """Do something slow off the event loop."""
+        async with self._turns:
+            return await self._service.engine.run_off_loop(work)
 
-    def _tokenize(
-        self, tokenizer: Tokenizer, template: ChatTemplate, body: TokenizeRequest
-    ) -> bytes:
-        if body.messages is not None:
-            name, text = "messages", template.render(body.messages, choose_chat_options(body))
-        else:
-            name, text = "prompt", body.prompt or ""
-        self._check_length(text, name)
-        is_special = body.add_special_tokens
-        if is_special is None:
-            is_special = name == "prompt"
+    def _tokenize(self, tokenizer: Tokenizer, text: str, body: TokenizeRequest) -> bytes:
+        is_prompt = body.messages is None
+        self._check_length(text, "prompt" if is_prompt else "messages")
+        is_special = is_prompt if body.add_special_tokens is None else body.add_special_tokens
         token_ids = tokenizer.encode(text, add_special_tokens=is_special)
-        names = tokenizer.token_names(token_ids) if body.return_token_strs else None
         answer = {
             "count": len(token_ids),
             "max_model_len": self._info.max_tokens_per_request,
             "tokens": token_ids,
-            "token_strs": names,
+            "token_strs": tokenizer.token_names(token_ids) if body.return_token_strs else None,
         }
         return msgspec.json.encode(answer)
 
@@ -198,3 +189,7 @@ class TokenizationEndpoints:
             )
         text = tokenizer.decode(token_ids, skip_special_tokens=False)
         return msgspec.json.encode({"prompt": text})
+
+
+def _respond(content: bytes, headers: dict[str, str]) -> Response:
+    return Response(content, headers=headers, media_type="application/json")
