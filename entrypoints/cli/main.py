@@ -23,6 +23,7 @@ COMMANDS = {
     "replay": "take a scheduler's journal again and compare every decision",
     "generate": "complete prompts on this machine and print the text as it comes",
 }
+EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
 
@@ -34,10 +35,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     let_idle_threads_sleep()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(arguments)
+        return _run_and_flush(arguments)
     except BrokenPipeError:  # whoever read the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_output()
         return EXIT_INTERRUPTED
+    except OSError as error:
+        _abandon_output()
+        return _fail(error.strerror or error, EXIT_FAILED)
+
+
+def _run_and_flush(arguments: Sequence[str]) -> int:
+    """Run a command line and write all its output, where a failure can still be told."""
+    try:
+        return _run(arguments)
+    finally:
+        sys.stdout.flush()
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -48,7 +60,7 @@ def _run(arguments: Sequence[str]) -> int:
     except (ConfigError, InvalidRequestError) as error:
         return _fail(error, EXIT_REFUSED)
     except OctavoError as error:
-        return _fail(error, 1)
+        return _fail(error, EXIT_FAILED)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return status
@@ -66,6 +78,11 @@ def _create_parser(chosen: str | None) -> CommandParser:
     return parser
 
 
-def _fail(error: OctavoError, status: int) -> int:
+def _abandon_output() -> None:
+    """Throw away what is still to be written: Python would try again at its end, and say so."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fail(error: OctavoError | OSError | str, status: int) -> int:
     print(f"octavo: {error}", file=sys.stderr)
     return status

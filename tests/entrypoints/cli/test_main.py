@@ -90,6 +90,24 @@ def test_reader_that_has_seen_enough_ends_the_command_quietly():
     assert process.wait() == 130
 
 
+@pytest.mark.parametrize("length", [1, 100_000])
+def test_output_that_cannot_be_written_is_one_sentence_and_status_1(length):
+    code = f"""
+import sys
+from types import SimpleNamespace
+from octavo.entrypoints.cli import main as cli
+cli.COMMANDS = {{"work": "does work"}}
+command = SimpleNamespace(add_arguments=id, run=lambda args: print("x" * {length}) or 0)
+cli.import_module = lambda name: command
+sys.exit(cli.main(["work"]))
+"""
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (result.stderr, result.returncode) == ("octavo: No space left on device\n", 1)
+
+
 @pytest.mark.parametrize("name", [None, "generate", "serve"])
 def test_help_loads_nothing_heavy(name):
     arguments = ["--help"] if name is None else [name, "--help"]
