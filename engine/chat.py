@@ -158,7 +158,7 @@ def read_chat_template(file_or_text: str | None) -> str | None:
         return Path(file_or_text).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"chat_template is {file_or_text}, which is no template and cannot be read as a file:"
+            f"chat_template is {file_or_text!r}, which is no template and cannot be read as a file:"
             f" {error}"
         ) from error
 

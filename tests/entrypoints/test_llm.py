@@ -207,7 +207,8 @@ def test_token_ids_alone_need_no_tokenizer(tiny_spm):
     ("settings", "text"),
     [
         ({"generation_config": "some/folder"}, "generation_config is 'some/folder'"),
-        ({"chat_template": "missing.jinja"}, "chat_template is missing.jinja"),
+        ({"chat_template": ""}, "chat_template is ''"),
+        ({"chat_template": "missing.jinja"}, "chat_template is 'missing.jinja'"),
         ({"tokenizer": "/nowhere"}, "/nowhere"),
         ({"max_model_len": 1_000}, "max_model_len is 1000"),
         ({"quantization": "awq"}, "quantization is 'awq'"),
