@@ -16,6 +16,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from octavo.engine.core_client import ListeningCoreClient
+from octavo.engine.core_control import CoreControl
 from octavo.engine.delivery_log import DeliveryLog
 from octavo.engine.door import Door
 from octavo.engine.limits import NO_LIMITS, ServingLimits
@@ -25,21 +26,14 @@ from octavo.engine.messages import (
     CoreInfo,
     CoreMessage,
     CoreOutputs,
-    Done,
     ExpireRequests,
-    ExplainRequest,
-    Explanation,
-    PauseScheduling,
     RequestExplanation,
-    ResetPrefixCache,
-    ResumeScheduling,
 )
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.open_request import InFlight, OpenRequest
 from octavo.engine.open_streams import OpenStreams
 from octavo.engine.prompt import EncodedPrompt, Prompt
 from octavo.engine.prompt_encoder import PromptEncoder
-from octavo.engine.questions import CoreAnswer, Questions
 from octavo.engine.request_factory import Submission
 from octavo.engine.request_stream import JoinedStreams, RequestStream
 from octavo.engine.request_tracker import RequestTracker
@@ -81,10 +75,10 @@ class AsyncEngine:
     ) -> None:
         self.metrics = metrics
         self.prompts = PromptEncoder(tracker)
+        self.control = CoreControl(self._send)
         self._limits = limits
         self._door = Door(limits.queue_caps)
         self._deliveries = DeliveryLog()
-        self._questions = Questions()
         self._client = client
         self._tracker = tracker
         self._streams = OpenStreams()
@@ -92,7 +86,6 @@ class AsyncEngine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._death: str | None = None
-        self._is_paused = False
         self._stall = StallDetector(limits.stall_timeout_s)
         metrics.queue.measure_stall = lambda: self._stall.stalled_s
         self._loop: asyncio.AbstractEventLoop
@@ -126,11 +119,6 @@ class AsyncEngine:
     def stall(self) -> str | None:
         """Which request waits for what, when the core owes answers and no step ends; else None."""
         return self._stall.stall
-
-    @property
-    def is_paused(self) -> bool:
-        """True from the core's word that it is paused until its word that it goes on."""
-        return self._is_paused
 
     def start(self) -> None:
         """Begin to listen to the core, on the running event loop."""
@@ -207,36 +195,10 @@ class AsyncEngine:
             EngineDeadError: the core has died.
             TimeoutError: the core has not ended a step for seconds.
         """
-        answer = await self._ask(partial(ExplainRequest, request_id))
-        assert isinstance(answer, Explanation)
         return [
             replace(entry, delivered_s=self._deliveries.find(entry.number))
-            for entry in answer.requests
+            for entry in await self.control.explain(request_id)
         ]
-
-    async def pause(self) -> None:
-        """Let no step be planned any more; return when the core says so. Requests stay open.
-
-        Raises as ``explain`` does; after a TimeoutError the pause begins when the step has ended.
-        """
-        await self._ask(PauseScheduling)
-
-    async def resume(self) -> None:
-        """End a pause; return when the core says so. Raises as ``explain`` does."""
-        await self._ask(ResumeScheduling)
-
-    def end_pause(self) -> None:
-        """End a pause, if there is one, without waiting for the core's word."""
-        self._send([ResumeScheduling()])
-
-    async def reset_prefix_cache(self) -> int:
-        """Forget the cached K/V that no request uses; return how many blocks that were.
-
-        Raises as ``explain`` does; after a TimeoutError it is done when the step has ended.
-        """
-        answer = await self._ask(ResetPrefixCache)
-        assert isinstance(answer, Done)
-        return answer.num_blocks_dropped
 
     def abort_all(self) -> None:
         """End every open request with ``abort``."""
@@ -262,6 +224,7 @@ class AsyncEngine:
         self._watch.cancel()
         self._stall.stop()
         self._death = self._death or "the engine is shut down"
+        self.control.fail(self._death)
         self.prompts.shutdown()
         self._client.hang_up()
         await asyncio.to_thread(self._client.shutdown)
@@ -351,11 +314,6 @@ class AsyncEngine:
             self.metrics.queue.note_refusal(refusal.reason_code)
             raise
 
-    async def _ask(self, create: Callable[[int], CoreMessage]) -> CoreAnswer:
-        if self._death is not None:
-            raise EngineDeadError(self._death)
-        return await self._questions.ask(create, lambda message: self._send([message]))
-
     def _send(self, messages: Sequence[CoreMessage]) -> None:
         """Send; a death that is noticed here ends the open streams like any other."""
         self.metrics.note_ends(messages)
@@ -385,15 +343,12 @@ class AsyncEngine:
     def _note(self, outputs: CoreOutputs) -> None:
         """Keep what the queue and the curious need to know."""
         self._stall.update(outputs)
-        self._is_paused = outputs.stats.is_paused
+        self.control.update(outputs)
         now_s = time.monotonic()
         for started in outputs.started:
             self._door.start(started.number, now_s=now_s)
         for report in outputs.finished:
             self._door.leave(report.number)
-        answers: Sequence[CoreAnswer] = [*outputs.explanations, *outputs.done]
-        for answer in answers:
-            self._questions.answer(answer)
 
     def _deliver(self, owed: Sequence[OpenRequest | RequestOutput]) -> None:
         self._streams.deliver(owed)
@@ -406,7 +361,7 @@ class AsyncEngine:
         self._death = reason
         self._stall.stop()
         now_s = time.monotonic()
-        self._questions.fail(reason)
+        self.control.fail(reason)
         self.metrics.fail_all(now_s)
         self._deliver(self._tracker.fail_all(reason, now_s))
         self._dead.set()

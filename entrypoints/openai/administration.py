@@ -103,25 +103,25 @@ class AdminEndpoints:
         if self._service.is_draining:
             text = "the server is shutting down: it is not paused any more"
             raise HttpError(503, text, reason_code="shutting_down")
-        await _confirm(self._engine.pause())
+        await _confirm(self._engine.control.pause())
         if options.mode == "abort":
             self._engine.abort_all()
         if options.clear_cache:
-            await _confirm(self._engine.reset_prefix_cache())
+            await _confirm(self._engine.control.reset_prefix_cache())
         return Status(status="paused")
 
     async def resume(self, options: Annotated[NoOptions, Query()]) -> Status:
         """End a pause; without one, change nothing."""
-        await _confirm(self._engine.resume())
+        await _confirm(self._engine.control.resume())
         return Status(status="resumed")
 
     async def is_paused(self, options: Annotated[NoOptions, Query()]) -> IsPaused:
         """Say whether the engine is paused."""
-        return IsPaused(is_paused=self._engine.is_paused)
+        return IsPaused(is_paused=self._engine.control.is_paused)
 
     async def reset_prefix_cache(self, options: Annotated[NoOptions, Query()]) -> DroppedCache:
         """Forget the K/V of earlier prompts, except what open requests use."""
-        num_blocks = await _confirm(self._engine.reset_prefix_cache())
+        num_blocks = await _confirm(self._engine.control.reset_prefix_cache())
         return DroppedCache(num_blocks_dropped=num_blocks)
 
     async def abort_requests(self, request: Request) -> AbortedRequests:

@@ -46,7 +46,7 @@ class InformationEndpoints:
             text = "the server is shutting down"
             return error_response(503, text, reason_code="shutting_down")
         engine = self._service.engine
-        if engine.is_paused and engine.death is None:
+        if engine.control.is_paused:
             return error_response(503, "the engine is paused", reason_code="paused")
         if (stall := engine.stall) is not None:
             return error_response(503, stall, reason_code="stalled")

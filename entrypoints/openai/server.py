@@ -155,7 +155,7 @@ class Server:
 
     async def _drain_requests(self) -> None:
         self._http.should_exit = True  # it waits for the open connections
-        self._engine.end_pause()  # the open requests may use the time that they have left
+        self._engine.control.end_pause()  # the open requests may use the time that they have left
         try:
             async with asyncio.timeout(self._shutdown_timeout_s):
                 await self._engine.wait_until_idle()

@@ -11,9 +11,14 @@ from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.core import EngineCore
 from octavo.engine.door import QueueCaps
 from octavo.engine.limits import NO_LIMITS, ServingLimits
-from octavo.engine.messages import AddRequest, ExplainRequest, Explanation, FinishRequest
+from octavo.engine.messages import (
+    AddRequest,
+    CoreOutputs,
+    ExplainRequest,
+    Explanation,
+    FinishRequest,
+)
 from octavo.engine.metrics import EngineMetrics
-from octavo.engine.questions import Questions
 from octavo.engine.request_factory import RequestDefaults
 from octavo.engine.request_tracker import RequestTracker
 from octavo.engine.tokenizer import Tokenizer
@@ -407,10 +412,11 @@ def test_an_open_requests_id_can_be_used_again():
 def test_a_question_to_a_core_that_stands_still_is_given_up():
     async def scenario():
         engine = AsyncEngine(ThreadClient(EchoCore()), None, EngineMetrics("tiny", ECHO_INFO))
-        engine._questions = Questions(timeout_s=0.01)
+        engine.control._timeout_s = 0.01
         with pytest.raises(TimeoutError):
             await engine.explain("a")
-        engine._questions.answer(Explanation(0, []))  # too late, and nobody asks any more
+        # Too late, and nobody asks any more:
+        engine.control.update(CoreOutputs(explanations=[Explanation(0, [])]))
 
     asyncio.run(scenario())
 
@@ -421,5 +427,16 @@ def test_a_question_to_a_dying_core_gets_an_error():
         async with running_with(client) as engine:
             with pytest.raises(EngineDeadError):
                 await engine.explain("a")
+
+    asyncio.run(scenario())
+
+
+def test_nothing_can_be_asked_of_an_engine_that_is_shut_down():
+    async def scenario():
+        async with running_engine() as engine:
+            pass
+        for ask in (engine.control.pause, engine.control.resume, engine.control.reset_prefix_cache):
+            with pytest.raises(EngineDeadError, match="shut down"):
+                await ask()
 
     asyncio.run(scenario())

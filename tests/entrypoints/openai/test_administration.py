@@ -7,7 +7,6 @@ import pytest
 from octavo.config import SchedulerConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.limits import ServingLimits
-from octavo.engine.questions import Questions
 from tests.entrypoints.openai.test_disconnects import close, open_request, reset
 from tests.fake_executor import FakeExecutor
 from tests.live_server import running_server
@@ -257,7 +256,7 @@ def test_a_core_that_stands_still_is_paused_when_it_goes_on(gated):
         device.close()
         collect = server.start_posts("/v1/completions", COMPLETION)
         server.wait_until(lambda: core.scheduler.running)
-        server.service.engine._questions = Questions(timeout_s=0.01)
+        server.service.engine.control._timeout_s = 0.01
         for path in ("/pause", "/reset_prefix_cache"):
             reply = server.request("POST", path)
             assert reply.status == 503

@@ -5,7 +5,6 @@ from dataclasses import fields
 import octavo
 from octavo.config import EngineConfig
 from octavo.engine.limits import ServingLimits
-from octavo.engine.questions import Questions
 from octavo.entrypoints.server_settings import ServerSettings
 from octavo.shown_settings import show_settings
 from tests.live_server import running_checkpoint, running_server
@@ -38,7 +37,7 @@ def test_engine_that_stands_still_lives_but_is_not_ready(gated, caplog):
         collect = server.start_posts("/v1/completions", *[COMPLETION | {"request_id": "a"}] * 2)
         server.wait_until(lambda: server.get("/ready").status == 503)
         error = server.get("/ready").json["error"]
-        server.service.engine._questions = Questions(timeout_s=0.01)
+        server.service.engine.control._timeout_s = 0.01
         explained = server.get("/v1/requests/cmpl-a")
         assert server.get("/health").status == 200
         assert server.metric("octavo_stall_seconds") > 0.1
