@@ -14,6 +14,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from octavo.engine.histogram import Histogram, one_two_five
+from octavo.engine.load_log import Load
 from octavo.engine.messages import (
     AbortRequests,
     AddRequest,
@@ -122,6 +123,19 @@ class EngineMetrics(Collector):
             num_waiting_by_reason={},
             num_blocks_used=0,
             is_paused=False,
+        )
+
+    def read_load(self) -> Load:
+        """Return what the log tells every few seconds."""
+        stats = self._stats
+        return Load(
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            kv_usage=stats.num_blocks_used / self._info.num_blocks,
+            num_prompt_tokens=self._prompt_tokens.total(),
+            num_generated_tokens=self._num_generated,
+            num_prefix_queries=stats.prefix_queries,
+            num_prefix_hits=stats.prefix_hits,
         )
 
     def collect(self) -> Iterator[Metric]:

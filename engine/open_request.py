@@ -83,6 +83,12 @@ class OpenRequest:
         return f"running, with {num_tokens} tokens generated"
 
     @property
+    def finish_reasons(self) -> list[FinishReason]:
+        """Why the answers that have ended did so, in the order of the answers."""
+        reasons = (answer.finish_reason for answer in self._answers)
+        return [reason for reason in reasons if reason is not None]
+
+    @property
     def finished(self) -> bool:
         """True when every answer has ended."""
         return self._num_unfinished == 0
@@ -232,6 +238,11 @@ class Answer:
     def finished(self) -> bool:
         """True when no more tokens will come."""
         return self._finish is not None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why no more tokens will come; None while they may."""
+        return None if self._finish is None else self._finish.reason
 
     @property
     def num_tokens(self) -> int:

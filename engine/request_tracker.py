@@ -4,7 +4,7 @@ No I/O and no clock, so that the offline class and the server share it: messages
 returned to the caller, and times are arguments.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from octavo.engine.detokenizer import Detokenizer, StopStrings
@@ -45,6 +45,9 @@ class RequestTracker:
         self._tokenizer = tokenizer
         self._limit = info.max_tokens_per_request
         self._factory = RequestFactory(tokenizer, info, defaults or RequestDefaults())
+        self.on_begin: Callable[[Submission], None] = lambda submission: None
+        self.on_end: Callable[[OpenRequest], None] = lambda request: None
+        """Called when a client's request has been opened, and when a prompt of it has ended."""
         self._requests: dict[str, OpenRequest] = {}
         self._answers: dict[int, tuple[OpenRequest, Answer]] = {}
 
@@ -122,6 +125,7 @@ class RequestTracker:
         messages = self._factory.create(submission)
         for place, answers in enumerate(messages):
             self._open(submission, place, [message.number for message in answers])
+        self.on_begin(submission)
         return messages
 
     def update(self, outputs: CoreOutputs) -> tuple[list[RequestOutput], list[FinishRequest]]:
@@ -256,6 +260,7 @@ class RequestTracker:
         del self._answers[answer.number]
         if request.finished:
             del self._requests[request.request_id]
+            self.on_end(request)
 
     def _end(self, numbers: Sequence[int], finish: Finish, now_s: float) -> list[RequestOutput]:
         touched = {}

@@ -11,9 +11,11 @@ from octavo.entrypoints.logs import configure_logging
 from octavo.models.source import ModelSource
 
 
-def start_core_process(config: EngineConfig, source: ModelSource) -> IpcClient:
+def start_core_process(
+    config: EngineConfig, source: ModelSource, *, log_level: str = "info"
+) -> IpcClient:
     """Start a process that loads the model and serves its core; returns before it is ready."""
-    return IpcClient(ServedCore(config, source))
+    return IpcClient(ServedCore(config, source, log_level))
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class ServedCore:
 
     config: EngineConfig
     source: ModelSource
+    log_level: str
 
     def __call__(self) -> Core:
         """Load the engine, then the model.
@@ -29,7 +32,7 @@ class ServedCore:
         Raises:
             ConfigError: a setting does not fit the model or this machine.
         """
-        configure_logging()
+        configure_logging(self.log_level)
         launch = import_module("octavo.entrypoints.launch")  # torch and kernels: seconds
         core: Core = launch.create_core(self.config, self.source, is_serving=True)
         freeze_garbage()

@@ -15,6 +15,7 @@ from octavo.shown_settings import IS_PUBLIC
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 ANY = ("*",)
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LOWEST = {
     "max_queued_requests": 1,
     "max_queued_tokens": 1,
@@ -171,7 +172,23 @@ class ServerSettings:
     )
     max_header_count: int = setting(256, "Most headers of a request.", group="Limits")
 
+    log_level: str = setting("info", "Least level that is logged.", group="Log", choices=LOG_LEVELS)
+    uvicorn_log_level: str = setting(
+        "info",
+        "The same for the HTTP server: its lines for requests are info, its own steps debug.",
+        group="Log",
+        choices=LOG_LEVELS,
+    )
     access_log: bool = setting(True, "Log a line for each HTTP request.", group="Log")
+    disable_access_log_for_endpoints: str | None = setting(
+        None, "Paths without such lines, with commas between them.", group="Log", is_public=True
+    )
+    enable_log_requests: bool = setting(
+        False, "Log when a request begins and ends, with its id, its tokens and times.", group="Log"
+    )
+    disable_log_stats: bool = setting(
+        False, "Log no line about load and speed every 10 seconds of work.", group="Log"
+    )
 
     def __post_init__(self) -> None:
         self._check_address()

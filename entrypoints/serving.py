@@ -9,7 +9,7 @@ from typing import NoReturn
 from octavo.config import EngineConfig, Environment
 from octavo.entrypoints.credentials import read_credentials
 from octavo.entrypoints.file_limit import raise_file_limit
-from octavo.entrypoints.logs import configure_logging
+from octavo.entrypoints.logs import configure_http_logging, configure_logging
 from octavo.entrypoints.openai.listener import open_listener
 from octavo.entrypoints.processes import start_core_process
 from octavo.entrypoints.server_settings import ServerSettings
@@ -22,14 +22,16 @@ def serve(config: EngineConfig, settings: ServerSettings) -> int:
     Raises:
         ConfigError: the settings do not fit this machine or the model.
     """
-    configure_logging()
+    configure_logging(settings.log_level)
+    configure_http_logging(settings.uvicorn_log_level, settings.disable_access_log_for_endpoints)
     signal.signal(signal.SIGTERM, _exit_while_loading)
     raise_file_limit()
     environment = Environment.read()
     # What can be wrong with keys, certificates and the address should not wait for the model.
     credentials = read_credentials(settings, environment)
     with open_listener(settings) as listener:
-        client = start_core_process(config, resolve_source(config, environment))
+        source = resolve_source(config, environment)
+        client = start_core_process(config, source, log_level=settings.log_level)
         try:
             # Imported while the other process imports what it needs: each takes seconds.
             server = import_module("octavo.entrypoints.openai.server")

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
 
 from octavo.entrypoints.openai.unix_socket import claimed_path
 from octavo.entrypoints.server_settings import DEFAULT_HOST, DEFAULT_PORT, ServerSettings
@@ -57,6 +58,13 @@ def _notice_dead_clients(listener: socket.socket) -> None:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S // 4)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1_000 * SEND_TIMEOUT_S)
+
+
+def is_public(listener: socket.socket) -> bool:
+    """Return whether other machines can reach a bound socket."""
+    if listener.family == socket.AF_UNIX:
+        return False
+    return not ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def describe_address(listener: socket.socket, *, is_encrypted: bool) -> str:

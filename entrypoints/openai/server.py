@@ -18,13 +18,15 @@ from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.door import QueueCaps
 from octavo.engine.ipc_client import IpcClient
 from octavo.engine.limits import ServingLimits
+from octavo.engine.load_log import LoadLog
 from octavo.engine.metrics import EngineMetrics
+from octavo.engine.request_lines import log_requests
 from octavo.entrypoints.credentials import Credentials
 from octavo.entrypoints.file_limit import choose_max_connections
 from octavo.entrypoints.openai.app import create_app
 from octavo.entrypoints.openai.connection import ConnectionLimits, GuardedConnection
 from octavo.entrypoints.openai.layers import add_layers
-from octavo.entrypoints.openai.listener import SEND_TIMEOUT_S, describe_address
+from octavo.entrypoints.openai.listener import SEND_TIMEOUT_S, describe_address, is_public
 from octavo.entrypoints.openai.service import Service
 from octavo.entrypoints.processes import freeze_garbage
 from octavo.entrypoints.served_model import load_served_model
@@ -59,6 +61,8 @@ def serve(
     names = settings.served_model_name or (model.source.name,)
     metrics = EngineMetrics(names[0], client.info)
     tracker = model.create_tracker(client.info)
+    if settings.enable_log_requests:
+        log_requests(tracker)
     engine = AsyncEngine(client, tracker, metrics, limits=choose_limits(settings))
     service = Service(
         engine=engine,
@@ -109,19 +113,26 @@ class Server:
         self._kill = kill
         self._status = 0
         self._drain: asyncio.Task[None] | None = None
-        self._tls = credentials.tls
+        self._credentials = credentials
+        self._load_log = None if settings.disable_log_stats else LoadLog(self._engine.metrics)
         self._address: str
         self._http = HttpServer(self._announce, _configure_http(service, settings, credentials))
 
     async def run(self, listener: socket.socket) -> int:
         """Serve on a bound socket; return the exit status of the process."""
-        self._address = describe_address(listener, is_encrypted=self._tls is not None)
+        is_encrypted = self._credentials.tls is not None
+        self._address = describe_address(listener, is_encrypted=is_encrypted)
+        if self._credentials.api_keys is None and is_public(listener):
+            logger.warning("there are no API keys: whoever reaches this machine may use the server")
         self._engine.start()
-        watch = asyncio.create_task(self._end_with_engine())
+        tasks = [asyncio.create_task(self._end_with_engine())]
+        if self._load_log is not None:
+            tasks.append(asyncio.create_task(self._load_log.run()))
         try:
             await self._http.serve(sockets=[listener])
         finally:
-            watch.cancel()
+            for task in tasks:
+                task.cancel()
             await self._engine.shutdown()
         return self._status
 

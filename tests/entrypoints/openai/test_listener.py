@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.entrypoints.openai.listener import bind, describe_address, open_listener
+from octavo.entrypoints.openai.listener import bind, describe_address, is_public, open_listener
 from octavo.entrypoints.server_settings import ServerSettings
 from octavo.errors import ConfigError
 
@@ -63,6 +63,14 @@ def test_addresses_are_told_as_clients_write_them(path):
         assert describe_address(listener, is_encrypted=False) == f"http://[::1]:{port}"
     with claim(path) as listener:
         assert describe_address(listener, is_encrypted=False) == f"unix:{path}"
+
+
+def test_addresses_that_other_machines_reach_are_known(path):
+    for host, is_open in (("127.0.0.1", False), ("0.0.0.0", True), ("::1", False), ("::", True)):
+        with bind(host, 0) as listener:
+            assert is_public(listener) is is_open
+    with claim(path) as listener:
+        assert not is_public(listener)
 
 
 def test_path_is_there_while_it_is_claimed(path):

@@ -73,7 +73,7 @@ class ServeProcess:
                 with self._line:
                     self.log += line
                     self._line.notify_all()
-                if found := re.search(r"serving .* at (?:unix:|https?://127\.0\.0\.1:)(.+)", line):
+                if found := re.search(r"serving .* at (?:unix:|https?://[0-9.]+:)(.+)", line):
                     address = found[1].strip()
                     self.peer = Peer(int(address)) if address.isdigit() else UnixPeer(address)
                     self._is_settled.set()
@@ -156,6 +156,20 @@ def test_server_at_a_path_answers_and_takes_the_path_with_it(small, tmp_path):
     assert not path.exists()
     assert "sk-secret" not in served.log
     assert "Traceback" not in served.log
+
+
+@pytest.mark.slow
+def test_log_tells_requests_and_load(small):
+    options = ["--enable-log-requests", "--disable-access-log-for-endpoints", "/health"]
+    with ServeProcess(*small, *options, "--host", "0.0.0.0") as served:
+        served.wait_for_log("there are no API keys")
+        assert served.peer.get("/health").status == 200
+        served.peer.post("/v1/completions", SHORT, {"x-request-id": "mine"})
+        served.wait_for_log("request cmpl-mine begins: 3 prompt tokens")
+        served.wait_for_log("request cmpl-mine ends (length)")
+        served.wait_for_log("generated tokens/s; KV 0.0% used")
+    assert '"POST /v1/completions HTTP/1.1" 200' in served.log
+    assert '"GET /health' not in served.log
 
 
 @pytest.mark.slow
