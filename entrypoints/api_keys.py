@@ -76,7 +76,7 @@ def _read_file(path: str) -> Iterator[str]:
     keys = [line.strip() for line in lines if line.strip()]
     if not keys:
         raise ConfigError(f"{place}, which has no key: write one on each line")
-    yield from _check(keys, place)
+    yield from _check(keys, f"{place}, which")
 
 
 def _read_environment(environment: Environment) -> Iterator[str]:

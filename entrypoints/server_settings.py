@@ -195,6 +195,8 @@ class ServerSettings:
         self._check_tls()
         self._check_web_pages()
         self._check_numbers()
+        if not all(map(str.strip, self.served_model_name)):
+            raise ConfigError("served_model_name has an empty name")
 
     def _check_address(self) -> None:
         if self.uds is not None and not (self.host is None and self.port is None):

@@ -59,7 +59,8 @@ class CommandParser(ArgumentParser):
         flags = [token.partition("=")[0] for token in unknown if token.startswith("-")]
         if flags:
             return self.describe_unknown_flag(flags[0])
-        return f"{len(unknown)} arguments are too many; --help says what may stand where"
+        surplus = "1 argument is" if len(unknown) == 1 else f"{len(unknown)} arguments are"
+        return f"{surplus} too many; --help says what may stand where"
 
 
 def normalize_flags(args: Sequence[str]) -> list[str]:

@@ -37,7 +37,9 @@ SERVER_VALUES: dict[str, tuple[object, ...]] = {
     "data_parallel_start_rank": (None,),
     "decode_context_parallel_size": (1,),
     "default_chat_template_kwargs": (None, {}),
+    "disable_async_output_proc": (False, True),  # of an engine that is gone
     "disable_chunked_mm_input": (False, True),  # there are no images
+    "disable_frontend_multiprocessing": (False,),
     "disable_hybrid_kv_cache_manager": (False, True),  # there is none
     "disable_log_requests": (True,),
     "ec_transfer_config": (None,),
@@ -55,6 +57,7 @@ SERVER_VALUES: dict[str, tuple[object, ...]] = {
     "enable_offline_docs": (False,),
     "enable_per_request_metrics": (False,),
     "enable_prompt_tokens_details": (False, True),  # they are always there
+    "enable_reasoning": (False,),
     "enable_server_load_tracking": (False, True),  # always on
     "enable_ssl_refresh": (False,),
     "enable_tokenizer_info_endpoint": (False,),
@@ -64,6 +67,7 @@ SERVER_VALUES: dict[str, tuple[object, ...]] = {
     "fingerprint_mode": (None, "none"),
     "fingerprint_value": (None,),
     "fully_sharded_loras": (False,),
+    "guided_decoding_backend": ("auto",),
     "headless": (False,),
     "hf_config_path": (None,),
     "interleave_mm_strings": (False,),
@@ -91,6 +95,7 @@ SERVER_VALUES: dict[str, tuple[object, ...]] = {
     "max_num_partial_prefills": (1,),
     "max_num_scheduled_tokens": (None,),
     "max_parallel_loading_workers": (None,),
+    "max_seq_len_to_capture": (8192,),
     "media_io_kwargs": (None, {}),
     "middleware": ([],),
     "mm_encoder_tp_mode": ("weights",),
@@ -98,15 +103,19 @@ SERVER_VALUES: dict[str, tuple[object, ...]] = {
     "mm_processor_cache_type": ("lru",),
     "nnodes": (1,),
     "node_rank": (0,),
+    "num_scheduler_steps": (1,),
     "optimization_level": (0,),
     "otlp_traces_endpoint": (None,),
     "performance_mode": (None, "balanced"),
     "prefill_context_parallel_size": (1,),
+    "preemption_mode": (None, "recompute"),
     "reasoning_parser": (None, ""),
     "reasoning_parser_plugin": (None, ""),
     "renderer_num_workers": (1,),
     "response_role": ("assistant",),
     "return_tokens_as_token_ids": (False,),
+    "rope_scaling": (None, {}),
+    "rope_theta": (None,),
     "safetensors_load_strategy": ("lazy",),
     "scheduler_cls": (None,),
     "scheduler_reserve_full_isl": (True,),
@@ -120,6 +129,7 @@ SERVER_VALUES: dict[str, tuple[object, ...]] = {
     "tool_server": (None,),
     "trust_request_chat_template": (False,),
     "use_tqdm_on_load": (False, True),
+    "use_v2_block_manager": (False, True),  # there is one
     "video_pruning_rate": (None, 0),
     "watermark": (0,),
     "worker_cls": ("auto",),

@@ -58,7 +58,7 @@ def serve(
     """
     model = load_served_model(config, Environment.read())
     client.wait_until_ready()
-    names = settings.served_model_name or (model.source.name,)
+    names = tuple(dict.fromkeys(settings.served_model_name)) or (model.source.name,)
     metrics = EngineMetrics(names[0], client.info)
     tracker = model.create_tracker(client.info)
     if settings.enable_log_requests:

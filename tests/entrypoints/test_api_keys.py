@@ -8,6 +8,7 @@ from octavo.config import Environment
 from octavo.entrypoints.api_keys import read_api_keys
 from octavo.entrypoints.server_settings import ServerSettings
 from octavo.errors import ConfigError
+from octavo.shown_settings import show_settings
 
 SECRET = "sk-secret"
 
@@ -106,7 +107,8 @@ def test_administration_needs_a_key():
 def test_nothing_that_is_printed_shows_a_key():
     settings = ServerSettings(api_key=[SECRET])
     environment = Environment(None, Path(), api_keys=SECRET, vllm_api_key=SECRET)
-    shown = f"{settings} {environment} {read_api_keys(settings, environment)}"
+    keys = read_api_keys(settings, environment)
+    shown = f"{settings} {environment} {keys} {show_settings(settings)}"
     assert SECRET not in shown
 
 

@@ -135,6 +135,8 @@ def test_model_is_given_once(refuse):
         ["--max-queued-requests", "0"],
         ["--block-size", "0"],
         ["--served-model-name", "[1]"],
+        ["--served-model-name", "a", " "],
+        ["--host", ""],
         ["--served-model-name", "[broken"],
     ],
 )

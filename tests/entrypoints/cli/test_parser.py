@@ -66,4 +66,5 @@ def test_part_of_a_hidden_flag_is_named(parser, capsys):
 def test_surplus_arguments_are_counted_and_not_shown(parser, capsys):
     sentence = refuse(parser, capsys, "a", "secret", "secret")
     assert "2 arguments are too many" in sentence
+    assert "1 argument is too many" in refuse(parser, capsys, "a", "secret")
     assert "secret" not in sentence

@@ -99,3 +99,33 @@ def test_nothing_that_octavo_has_counts_as_missing():
 )
 def test_vllms_other_words_are_understood(arguments, settings):
     assert parse(*arguments) == settings
+
+
+def test_command_line_for_vllm_works_with_octavo():
+    line = """org/model --host 0.0.0.0 --port=8001 --dtype bfloat16 --max-model-len 32k
+        --gpu_memory_utilization 0.9 -tp 1 -pp 1 --served-model-name a b --max-num-seqs 256
+        --max-num-batched-tokens 8K --enable-prefix-caching --enable-chunked-prefill --seed 0
+        --api-key token-abc123 --disable-log-requests --uvicorn-log-level warning
+        --generation-config vllm --kv-cache-dtype auto --swap-space 0 --cpu-offload-gb 0
+        --trust-remote-code=false --enforce-eager --no-enable-log-requests"""
+    with pytest.raises(SystemExit):  # a switch has no value, there and here
+        parse(*line.split())
+    assert parse(*line.replace("--trust-remote-code=false", "").split()) == {
+        "positional_model": "org/model",
+        "host": "0.0.0.0",
+        "port": 8001,
+        "dtype": "bfloat16",
+        "max_model_len": 32_000,
+        "gpu_memory_utilization": 0.9,
+        "tensor_parallel_size": 1,
+        "served_model_name": ("a", "b"),
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 8_192,
+        "enable_prefix_caching": True,
+        "seed": 0,
+        "api_key": ["token-abc123"],
+        "uvicorn_log_level": "warning",
+        "generation_config": "vllm",
+        "enforce_eager": True,
+        "enable_log_requests": False,
+    }
