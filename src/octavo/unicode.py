@@ -1,4 +1,4 @@
-"""Texts from outside: JSON and command lines can spell half of a surrogate pair, no text."""
+"""Texts from outside: Python and command lines can hold half of a surrogate pair, no text."""
 
 from octavo.errors import InvalidRequestError
 

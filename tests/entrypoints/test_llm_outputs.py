@@ -158,6 +158,29 @@ def test_answers_with_a_seed_differ_and_repeat(tiny):
     assert [len([p for p in pieces if p.finished]) for pieces in streamed] == [1, 1, 1]
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"enable_prefix_caching": False},
+        {"max_num_batched_tokens": 16},
+        {"block_size": 1, "num_gpu_blocks_override": 512},
+        {"block_size": 4, "num_gpu_blocks_override": 24, "schedule_conservativeness": 0},
+    ],
+    ids=["together", "no cache", "chunks", "small blocks", "retraction"],
+)
+def test_answers_to_one_prompt_are_those_of_separate_requests(tiny_spm, settings):
+    prompt = {"prompt_token_ids": [BOS_ID, *range(100, 139)]}
+    # At this temperature three answers are greedy ones, so that they have an oracle.
+    three = SamplingParams(n=3, temperature=1e-4, seed=1, max_tokens=24, ignore_eos=True)
+    with start(tiny_spm) as llm:
+        greedy = generate(llm, prompt, max_tokens=24, ignore_eos=True).token_ids
+    with start(tiny_spm, max_model_len=96, **settings) as llm:
+        (output,) = llm.generate(prompt, three, use_tqdm=False)
+    assert [answer.token_ids for answer in output.outputs] == [greedy] * 3
+    assert ("schedule_conservativeness" in settings) == (output.metrics.num_retractions > 0)
+
+
 def test_answers_go_on_when_one_of_them_ends(tiny):
     params = {"n": 3, "seed": 42, "temperature": 1.0, "max_tokens": 16, "ignore_eos": True}
     whole = tiny.generate("hi", SamplingParams(**params), use_tqdm=False)[0].outputs
