@@ -95,7 +95,7 @@ def test_idle_core_uses_no_processor_time(client):
     before = sum(process.cpu_times()[:2])
     with pytest.raises(psutil.TimeoutExpired):
         process.wait(timeout=0.3)
-    assert sum(process.cpu_times()[:2]) - before <= 0.05
+    assert sum(process.cpu_times()[:2]) - before < 0.15, "one that spins takes 0.3 s"
 
 
 def test_exception_in_the_core_reaches_the_client(client):
