@@ -81,6 +81,8 @@ class EngineCore:
         self._questions: list[ExplainRequest] = []
         self._done: list[Done] = []
         self._is_paused = False
+        self._is_changed = False
+        """By messages in a pause, or of one: no step will tell what has changed."""
         self._while_paused = Holdups(PAUSED)
         self._log = RequestLog(self.scheduler)
         self._num_failed_launches = 0
@@ -91,10 +93,11 @@ class EngineCore:
         scheduler = self.scheduler
         can_plan = scheduler.has_unfinished_requests and not self._is_paused
         has_report = scheduler.has_untaken_ends or self._refused or self._questions or self._done
-        return bool(can_plan or self._launched or has_report)
+        return bool(can_plan or self._launched or has_report or self._is_changed)
 
     def apply(self, messages: Sequence[CoreMessage]) -> None:
         """Take in what the front end sent, in order."""
+        was_paused = self._is_paused
         for message in messages:
             match message:
                 case AddRequest():
@@ -116,6 +119,8 @@ class EngineCore:
                     self._answer(message.ticket)
                 case ExplainRequest():
                     self._questions.append(message)
+        if messages and (was_paused or self._is_paused):
+            self._is_changed = True
 
     def step(self) -> CoreOutputs | None:
         """Plan and launch one step and read at most one result; None when there is nothing to
@@ -124,7 +129,8 @@ class EngineCore:
         Raises whatever reading a result raises: the engine is dead then.
         """
         now_s = self._clock()
-        outputs = OutputColumns()
+        outputs = OutputColumns(is_due=self._is_changed)
+        self._is_changed = False
         is_planned = not self._is_paused and self._launch(now_s, outputs)
         if self._launched and (not is_planned or len(self._launched) > self._lag):
             self._read_result(outputs)
@@ -283,6 +289,8 @@ class EngineCore:
 class OutputColumns:
     """What one call of ``step`` has to report, before packing."""
 
+    is_due: bool = False
+    """True when the statistics have changed and nothing else has."""
     numbers: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: dict[int, LogprobEntry] = field(default_factory=dict)
@@ -297,7 +305,7 @@ class OutputColumns:
     def __bool__(self) -> bool:
         has_answers = self.explanations or self.done
         has_news = self.numbers or self.started or self.finished or has_answers
-        return bool(has_news or self.num_tokens_scheduled)
+        return bool(has_news or self.num_tokens_scheduled or self.is_due)
 
     def pack(self, now_s: float, stats: CoreStats) -> CoreOutputs:
         """Make the message."""

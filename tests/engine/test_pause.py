@@ -49,12 +49,13 @@ def run_with_pauses(*, lag):
     """Pause after every step, and read what was launched before."""
     run = make_core(lag=lag, max_num_seqs=2)
     run.core.apply(REQUESTS)
-    while run.core.has_work:
+    while run.scheduler.has_unfinished_requests:
         run.step()
         run.core.apply([PauseScheduling()])
         while run.core.has_work:
             run.step()
         run.core.apply([ResumeScheduling()])
+    run.run()
     return run
 
 
@@ -70,7 +71,9 @@ def test_without_overlap_pauses_leave_no_trace_in_the_journal():
     undisturbed = make_core(max_num_seqs=2)
     undisturbed.run(REQUESTS)
     run = run_with_pauses(lag=0)
-    assert run.scheduler.journal.records == undisturbed.scheduler.journal.records
+    empty = ("plan", None)  # made to no purpose, after the last resumption
+    records = [r for r in run.scheduler.journal.records if r != empty]
+    assert records == [r for r in undisturbed.scheduler.journal.records if r != empty]
 
 
 @pytest.mark.parametrize("message", [PauseScheduling(3), ResumeScheduling(3)])
@@ -92,9 +95,12 @@ def test_who_comes_in_a_pause_waits_for_its_end():
     assert (stats.num_waiting, stats.num_waiting_by_reason) == (1, {"pause": 1})
     assert stats.oldest_waiting_reason == "the engine is paused"
     assert not run.core.has_work
+    run.core.apply([make_add(1, max_tokens=3)])
+    assert run.step().stats.num_waiting == 2
+    assert not run.core.has_work
     run.core.apply([ResumeScheduling(2)])
     run.run()
-    assert run.finished[0].reason == "length"
+    assert [run.finished[number].reason for number in (0, 1)] == ["length", "length"]
 
 
 def test_everybody_is_explained_by_the_pause():
