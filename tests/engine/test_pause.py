@@ -147,6 +147,7 @@ def test_a_core_can_be_paused_before_it_has_ever_planned():
     run.core.apply([PauseScheduling(1)])
     assert run.step().stats.is_paused
     run.core.apply(REQUESTS)
+    assert run.step().stats.num_waiting == len(REQUESTS)
     assert not run.core.has_work
     run.core.apply([ResumeScheduling(2)])
     run.run()
