@@ -54,7 +54,6 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "pooler_config": (None,),
     "prefix_caching_hash_algo": ("sha256",),
     "profiler_config": (None,),
-    "quantization": (None,),
     "quantization_config": (None,),
     "runner": ("auto", "generate"),
     "served_model_name": (None,),

@@ -29,10 +29,12 @@ from octavo.models.causal_lm import CausalLM
 from octavo.models.config import ModelConfig
 from octavo.models.fingerprint import cache_namespace
 from octavo.models.loader import load_config, load_model, resolve_dtype
+from octavo.models.quantization import ONLINE
 from octavo.models.source import ModelSource
 
 logger = logging.getLogger(__name__)
 
+MIN_FP8_CAPABILITY = (8, 9)
 NUM_PROFILED_BLOCKS = 16
 """Blocks of the pool that the largest step is measured with; its rows write none."""
 
@@ -46,7 +48,7 @@ def create_runner(config: EngineConfig, source: ModelSource) -> ModelRunner | De
     """
     device = _resolve_device(config)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    model_config = load_config(source)
+    model_config = find_model_config(config, source, device)
     max_model_len = _resolve_max_model_len(config, model_config)
     dtype = resolve_dtype(config.dtype, model_config, device)
     with _logged("loaded the weights"):
@@ -210,6 +212,24 @@ def _logged(work: str) -> Iterator[None]:
     started_s = time.perf_counter()
     yield
     logger.info("%s in %.1f s", work, time.perf_counter() - started_s)
+
+
+def find_model_config(
+    config: EngineConfig, source: ModelSource, device: torch.device
+) -> ModelConfig:
+    """Read what the network is, and how its matrices are kept."""
+    model_config = load_config(source)
+    if config.quantization == "fp8" and model_config.quantization is None:
+        model_config = replace(model_config, quantization=ONLINE)
+    if model_config.quantization is not None and device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < MIN_FP8_CAPABILITY:
+            raise ConfigError(
+                f"the matrices are to be kept in fp8, which needs a GPU of compute capability 8.9;"
+                f" this one has {capability[0]}.{capability[1]}: choose another checkpoint, or"
+                " leave quantization out"
+            )
+    return model_config
 
 
 def _resolve_device(config: EngineConfig) -> torch.device:

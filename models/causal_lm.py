@@ -40,7 +40,12 @@ class CausalLM(nn.Module):
         self.lm_head = (
             self.embed_tokens
             if config.tie_word_embeddings
-            else VocabParallelEmbedding(config.vocab_size, config.hidden_size, shard=shard)
+            else VocabParallelEmbedding(
+                config.vocab_size,
+                config.hidden_size,
+                shard=shard,
+                is_quantized=config.quantization is not None and config.quantization.head,
+            )
         )
 
     def forward(self, input_ids: Tensor, attention: Attention) -> Tensor:

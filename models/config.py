@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from octavo.errors import ConfigError
-from octavo.models.fields import Fields
+from octavo.models.fields import MAX_LAYERS, Fields
+from octavo.models.quantization import Quantization, parse_quantization
 from octavo.models.rope import RopeConfig, parse_rope
-
-MAX_LAYERS = 10_000
-"""Ten times more than any network has: each is built before its weights are looked for."""
 
 CheckpointDType = Literal["float32", "bfloat16", "float16"]
 
@@ -44,7 +42,9 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     """Those of config.json, then those that only generation_config.json has."""
     dtype: CheckpointDType
-    """Type of the stored weights."""
+    """Type of the stored weights, but those that are quantised."""
+    quantization: Quantization | None = None
+    """What is kept in fewer bits; None is nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +90,7 @@ def parse_model_config(fields: Fields, generation: GenerationConfig) -> ModelCon
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
         eos_token_ids=tuple(dict.fromkeys(eos_token_ids)),
         dtype=_parse_dtype(fields),
+        quantization=parse_quantization(fields),
     )
 
 
@@ -117,8 +118,6 @@ def parse_generation_config(fields: Fields) -> GenerationConfig:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    if "quantization_config" in fields.values:
-        raise fields.refuse("quantization_config", "quantised checkpoints are not supported")
     if fields.text("hidden_act", default="silu") not in ("silu", "swish"):
         raise fields.refuse("hidden_act", "only silu is supported")
     if fields.number("partial_rotary_factor", default=1.0) != 1:

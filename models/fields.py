@@ -11,6 +11,8 @@ from octavo.errors import ConfigError
 
 MAX_COUNT = 2**31 - 1
 """No network has more of anything; what is larger does not even fit into tensors' sizes."""
+MAX_LAYERS = 10_000
+"""Ten times more than any network has: each is built before its weights are looked for."""
 
 
 class Fields:

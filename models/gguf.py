@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError, ModelLoadError
-from octavo.models.config import MAX_LAYERS, GenerationConfig, ModelConfig
-from octavo.models.fields import Fields
+from octavo.models.config import GenerationConfig, ModelConfig
+from octavo.models.fields import MAX_LAYERS, Fields
 from octavo.models.gguf_header import GGUFHeader, GGUFTensorInfo
 from octavo.models.rope import RopeConfig, compute_yarn_attention_factor
 

@@ -6,7 +6,6 @@ compared before anything is read, so a missing shard or a wrong shape costs no w
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -23,14 +22,16 @@ from octavo.models.config import (
     parse_model_config,
 )
 from octavo.models.fields import Fields
+from octavo.models.fp8_checkpoint import Fp8Checkpoint
 from octavo.models.gguf import GGUFCheckpoint, parse_gguf_config, parse_gguf_generation_config
 from octavo.models.gguf_header import read_gguf_header
 from octavo.models.layers.parallel import Shard
 from octavo.models.layers.weights import CheckpointTensor
+from octavo.models.ops.fp8 import FP8, quantize_rows
 from octavo.models.registry import get_builder
-from octavo.models.safetensors_checkpoint import SafetensorsCheckpoint
+from octavo.models.safetensors_checkpoint import FP8_TYPES, SafetensorsCheckpoint
 from octavo.models.source import ModelSource
-from octavo.models.upload import write_all
+from octavo.models.upload import Write, write_all
 
 DUMMY_STD = 0.02
 GIB = 2**30
@@ -46,7 +47,7 @@ class Checkpoint(Protocol):
         """Return the shape of every tensor, in the order in which they are best read."""
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor whole, on the CPU."""
+        """Return one tensor whole, on the CPU; what is stored in fewer bits is dequantised."""
 
 
 def load_config(source: ModelSource) -> ModelConfig:
@@ -107,7 +108,9 @@ def load_model(
         case "gguf":
             _fill(model, GGUFCheckpoint(read_gguf_header(source.path)), device)
         case "safetensors":
-            _fill(model, SafetensorsCheckpoint(source.path), device)
+            _fill(model, _open_safetensors(source, config), device)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # rows were quantised there
     return model.eval()
 
 
@@ -150,17 +153,35 @@ def _fill(model: CausalLM, checkpoint: Checkpoint, device: torch.device) -> None
     _check_covered(model, list(wanted.values()))
     _check_matches(wanted, shapes, checkpoint.name, is_tied=model.config.tie_word_embeddings)
 
-    def read_part(tensor: CheckpointTensor) -> Tensor:
-        return tensor.part_of(checkpoint.read(tensor.name))
-
     tensors = (wanted[name] for name in shapes if name in wanted)
-    write_all(((tensor.target, partial(read_part, tensor)) for tensor in tensors), device)
+    write_all((write for tensor in tensors for write in _plan(tensor, checkpoint)), device)
+
+
+def _plan(tensor: CheckpointTensor, checkpoint: Checkpoint) -> Iterator[Write]:
+    """Plan how one tensor is written: as it is stored, if the network keeps it so, too."""
+    stored = None
+    if tensor.scale is not None and isinstance(checkpoint, Fp8Checkpoint):
+        stored = checkpoint.read_fp8(tensor.name)
+    if tensor.scale is None or stored is None:
+        yield Write(
+            tensor.target, lambda: tensor.part_of(checkpoint.read(tensor.name)), tensor.scale
+        )
+        return
+    values, scale = stored
+    yield Write(tensor.target, lambda: tensor.part_of(values))
+    yield Write(tensor.scale, lambda: tensor.scale_part_of(scale))
+
+
+def _open_safetensors(source: ModelSource, config: ModelConfig) -> Checkpoint:
+    if config.quantization is None or not config.quantization.is_stored:
+        return SafetensorsCheckpoint(source.path)
+    return Fp8Checkpoint(SafetensorsCheckpoint(source.path, FP8_TYPES), config.quantization.block)
 
 
 def _check_covered(model: CausalLM, tensors: Sequence[CheckpointTensor]) -> None:
     """Assert that the named tensors leave no weight unwritten."""
     padding = sum(m.num_padding_elements for m in {model.embed_tokens, model.lm_head})
-    num_written = sum(tensor.target.numel() for tensor in tensors)
+    num_written = sum(tensor.num_elements for tensor in tensors)
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     assert num_written + padding == num_weights, f"{num_written} of {num_weights} weights named"
 
@@ -198,10 +219,20 @@ def _enumerate(names: Sequence[str]) -> str:
 
 
 def _fill_randomly(model: CausalLM, *, seed: int, device: torch.device) -> None:
-    """Draw matrices from a normal distribution; norms become 1 and biases 0."""
+    """Draw matrices from a normal distribution; norms become 1 and biases 0.
+
+    Quantised ones are those that are drawn without quantisation.
+    """
     generator = torch.Generator(device).manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if parameter.dim() > 1:
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        if parameter.dtype == FP8:
+            drawn = torch.empty(parameter.shape, dtype=model.norm.weight.dtype, device=device)
+            scale = parameters[name.removesuffix("weight") + "scale"]
+            drawn.normal_(std=DUMMY_STD, generator=generator)
+            for target, values in zip((parameter, scale), quantize_rows(drawn), strict=True):
+                target.copy_(values)
+        elif parameter.dim() > 1:
             parameter.normal_(std=DUMMY_STD, generator=generator)
-        else:
+        elif not name.endswith(".scale"):
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)

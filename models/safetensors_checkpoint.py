@@ -11,7 +11,8 @@ from octavo.errors import ModelLoadError
 from octavo.models.fields import Fields
 
 INDEX_NAME = "model.safetensors.index.json"
-_FLOAT_TYPES = ("F32", "F16", "BF16")
+PLAIN_TYPES = ("F32", "F16", "BF16")
+FP8_TYPES = (*PLAIN_TYPES, "F8_E4M3")
 
 
 class SafetensorsCheckpoint:
@@ -19,11 +20,12 @@ class SafetensorsCheckpoint:
 
     Raises:
         ModelLoadError: a file is missing or cut, holds a tensor that another one holds too, or
-            stores something else than plain floats.
+            stores something else than ``types``.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, types: Sequence[str] = PLAIN_TYPES) -> None:
         self.name = str(folder)
+        self._types = types
         self._files: dict[str, _OpenFile] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         for path in list_safetensors(folder):
@@ -46,10 +48,10 @@ class SafetensorsCheckpoint:
             if name in self._files:
                 raise ModelLoadError(f"tensor {name} is in {path} and in another file beside it")
             view = file.get_slice(name)
-            if view.get_dtype() not in _FLOAT_TYPES:
+            if view.get_dtype() not in self._types:
                 raise ModelLoadError(
                     f"tensor {name} of {path} is stored as {view.get_dtype()}; supported are"
-                    f" {', '.join(_FLOAT_TYPES)}"
+                    f" {', '.join(self._types)}"
                 )
             self._files[name] = file
             self._shapes[name] = tuple(view.get_shape())

@@ -44,6 +44,7 @@ ENGINE_GROUPS = {
         "hf_token",
         "load_format",
         "dtype",
+        "quantization",
         "max_model_len",
         "seed",
         "skip_tokenizer_init",
@@ -82,6 +83,7 @@ FLAG_ALIASES = {
     "max_header_count": ("--h11-max-header-count",),
     "max_queued_requests": ("--max-num-queued-reqs",),
     "max_queued_tokens": ("--max-num-queued-tokens",),
+    "quantization": ("-q",),
     "tensor_parallel_size": ("-tp",),
 }
 """vLLM's flags for settings that have another name here, or a short one there."""

@@ -154,7 +154,6 @@ SHORT_FLAGS = {
     "optimization_level": "-O",
     "pipeline_parallel_size": "-pp",
     "prefill_context_parallel_size": "-pcp",
-    "quantization": "-q",
 }
 
 

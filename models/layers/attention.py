@@ -36,15 +36,20 @@ class SelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         split = split_heads(config.num_heads, config.num_kv_heads, shard)
-        dim = config.head_dim
+        dim, is_quantized = config.head_dim, config.quantization is not None
         q_rows, kv_rows = split.heads.scaled(dim), split.kv_heads.scaled(dim)
         self.qkv_proj = ColumnParallelLinear(
             config.hidden_size,
             {"q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows},
             bias=style.qkv_bias,
+            is_quantized=is_quantized,
         )
         self.o_proj = RowParallelLinear(
-            q_rows, config.hidden_size, bias=style.output_bias, shard=shard
+            q_rows,
+            config.hidden_size,
+            bias=style.output_bias,
+            shard=shard,
+            is_quantized=is_quantized,
         )
         self.q_norm = empty_parameter(dim) if style.has_head_norm else None
         self.k_norm = empty_parameter(dim) if style.has_head_norm else None

@@ -16,20 +16,23 @@ class VocabParallelEmbedding(nn.Module):
     Serves as embedding, as output head, or as both when the two are tied.
     """
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, shard: Shard) -> None:
+    def __init__(
+        self, vocab_size: int, hidden_size: int, *, shard: Shard, is_quantized: bool = False
+    ) -> None:
         super().__init__()
         self.vocab_size = vocab_size
         self.shard = shard
         num_rows = -(-vocab_size // shard.size)
         self.first_row = min(shard.rank * num_rows, vocab_size)
         self.num_used_rows = min(num_rows, vocab_size - self.first_row)
-        self.matrix = Matrix(num_rows, hidden_size)
-        self.matrix.weight[self.num_used_rows :].zero_()
+        self.matrix = Matrix(num_rows, hidden_size, is_quantized=is_quantized)
+        for padding in self._padding():
+            padding.zero_()
 
     @property
     def num_padding_elements(self) -> int:
         """Weights that no checkpoint fills."""
-        return self.matrix.weight[self.num_used_rows :].numel()
+        return sum(padding.numel() for padding in self._padding())
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Look up (num_tokens,) ids below ``vocab_size``: (num_tokens, hidden_size)."""
@@ -47,9 +50,12 @@ class VocabParallelEmbedding(nn.Module):
 
     def checkpoint_tensors(self, name: str) -> Iterator[CheckpointTensor]:
         """Name the matrix and this rank's rows of it."""
-        yield CheckpointTensor(
+        yield self.matrix.checkpoint_tensor(
             f"{name}.weight",
             (self.vocab_size, self.matrix.weight.shape[1]),
-            self.matrix.weight[: self.num_used_rows],
+            rows=slice(self.num_used_rows),
             start=self.first_row,
         )
+
+    def _padding(self) -> list[Tensor]:
+        return [parameter[self.num_used_rows :] for parameter in self.matrix.parameters()]

@@ -16,11 +16,18 @@ class ColumnParallelLinear(nn.Module):
     ``outputs`` says which rows, by the matrix's name in the checkpoint: q_proj, up_proj, ...
     """
 
-    def __init__(self, in_features: int, outputs: Mapping[str, Span], *, bias: bool) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        outputs: Mapping[str, Span],
+        *,
+        bias: bool,
+        is_quantized: bool = False,
+    ) -> None:
         super().__init__()
         self.outputs = dict(outputs)
         out_features = sum(rows.length for rows in outputs.values())
-        self.matrix = Matrix(out_features, in_features)
+        self.matrix = Matrix(out_features, in_features, is_quantized=is_quantized)
         self.bias = empty_parameter(out_features) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -30,14 +37,14 @@ class ColumnParallelLinear(nn.Module):
 
     def checkpoint_tensors(self, parent: str) -> Iterator[CheckpointTensor]:
         """Name the matrices below ``parent`` and their place in the stack."""
-        weight, offset = self.matrix.weight, 0
+        in_features, offset = self.matrix.weight.shape[1], 0
         for name, rows in self.outputs.items():
             place = slice(offset, offset + rows.length)
             offset += rows.length
-            yield CheckpointTensor(
+            yield self.matrix.checkpoint_tensor(
                 f"{parent}.{name}.weight",
-                (rows.total, weight.shape[1]),
-                weight[place],
+                (rows.total, in_features),
+                rows=place,
                 start=rows.start,
             )
             if self.bias is not None:
@@ -49,11 +56,19 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """Product whose ``inputs`` are split over the ranks; their partial outputs are summed."""
 
-    def __init__(self, inputs: Span, out_features: int, *, bias: bool, shard: Shard) -> None:
+    def __init__(
+        self,
+        inputs: Span,
+        out_features: int,
+        *,
+        bias: bool,
+        shard: Shard,
+        is_quantized: bool = False,
+    ) -> None:
         super().__init__()
         self.shard = shard
         self.inputs = inputs
-        self.matrix = Matrix(out_features, inputs.length)
+        self.matrix = Matrix(out_features, inputs.length, is_quantized=is_quantized)
         self.bias = empty_parameter(out_features) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -63,13 +78,9 @@ class RowParallelLinear(nn.Module):
 
     def checkpoint_tensors(self, name: str) -> Iterator[CheckpointTensor]:
         """Name the matrix and this rank's columns of it."""
-        weight = self.matrix.weight
-        yield CheckpointTensor(
-            f"{name}.weight",
-            (len(weight), self.inputs.total),
-            weight,
-            dim=1,
-            start=self.inputs.start,
+        out_features = len(self.matrix.weight)
+        yield self.matrix.checkpoint_tensor(
+            f"{name}.weight", (out_features, self.inputs.total), dim=1, start=self.inputs.start
         )
         if self.bias is not None:
-            yield CheckpointTensor(f"{name}.bias", (len(weight),), self.bias)
+            yield CheckpointTensor(f"{name}.bias", (out_features,), self.bias)

@@ -1,26 +1,36 @@
 """The weight of a linear layer in the form in which its device multiplies with it."""
 
+import torch
 from torch import Tensor, nn
 
-from octavo.models.layers.weights import empty_parameter
+from octavo.models.layers.weights import CheckpointTensor, empty_parameter
+from octavo.models.ops.fp8_linear import fp8_linear
 from octavo.models.ops.linear import PackedWeight, can_pack, linear
+
+ALL_ROWS = slice(None)
 
 
 class Matrix(nn.Module):
     """A weight, (out_features, in_features), that a loader writes and then may be packed.
 
-    Packing drops ``weight``, unless somebody else reads it too; it must not be written any more.
+    A quantised one is kept in e4m3 and has a ``scale`` for each output: what is multiplied with is
+    ``weight * scale[:, None]``. Packing drops ``weight``, unless somebody else reads it too; it
+    must not be written any more.
     """
 
-    def __init__(self, out_features: int, in_features: int) -> None:
+    def __init__(self, out_features: int, in_features: int, *, is_quantized: bool = False) -> None:
         super().__init__()
-        self.weight = empty_parameter(out_features, in_features)
+        dtype = torch.float8_e4m3fn if is_quantized else None
+        self.weight = empty_parameter(out_features, in_features, dtype=dtype)
+        self.scale = empty_parameter(out_features, dtype=torch.float32) if is_quantized else None
         self._packed: PackedWeight | None = None
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Map (num_rows, in_features) to (num_rows, out_features)."""
         if self._packed is not None:
             return self._packed.linear(x, bias)
+        if self.scale is not None:
+            return fp8_linear(x, self.weight, self.scale, bias)
         return linear(x, self.weight, bias)
 
     def pack(self, *, keep_weight: bool = False) -> None:
@@ -30,3 +40,16 @@ class Matrix(nn.Module):
         self._packed = PackedWeight(self.weight)
         if not keep_weight:
             del self.weight
+
+    def checkpoint_tensor(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        *,
+        rows: slice = ALL_ROWS,
+        dim: int = 0,
+        start: int = 0,
+    ) -> CheckpointTensor:
+        """Name the tensor, of this shape, that fills these rows, from ``start`` along ``dim``."""
+        scale = None if self.scale is None else self.scale[rows]
+        return CheckpointTensor(name, shape, self.weight[rows], dim=dim, start=start, scale=scale)

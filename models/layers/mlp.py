@@ -18,11 +18,19 @@ class GatedMLP(nn.Module):
     def __init__(self, config: ModelConfig, shard: Shard) -> None:
         super().__init__()
         inner = shard.span(config.intermediate_size)
+        is_quantized = config.quantization is not None
         self.gate_up_proj = ColumnParallelLinear(
-            config.hidden_size, {"gate_proj": inner, "up_proj": inner}, bias=config.mlp_bias
+            config.hidden_size,
+            {"gate_proj": inner, "up_proj": inner},
+            bias=config.mlp_bias,
+            is_quantized=is_quantized,
         )
         self.down_proj = RowParallelLinear(
-            inner, config.hidden_size, bias=config.mlp_bias, shard=shard
+            inner,
+            config.hidden_size,
+            bias=config.mlp_bias,
+            shard=shard,
+            is_quantized=is_quantized,
         )
 
     def forward(self, x: Tensor) -> Tensor:

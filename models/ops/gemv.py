@@ -30,13 +30,15 @@ def gemv(
     weight: Tensor,
     bias: Tensor | None = None,
     *,
+    scale: Tensor | None = None,
     out: Tensor | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
-    """Return ``x @ weight.T + bias``, (1, num_outputs), of x (1, num_inputs).
+    """Return ``x @ weight.T * scale + bias``, (1, num_outputs), of x (1, num_inputs).
 
-    Sums are float32 and rounded once; their order depends on the tile alone. Given ``out``,
-    nothing is allocated. ``tile`` is for measurements.
+    The weight's type need not be that of x; ``scale`` is (num_outputs,). Sums are float32 and
+    rounded once; their order depends on the tile alone. Given ``out``, nothing is allocated.
+    ``tile`` is for measurements.
     """
     num_outputs, num_inputs = weight.shape
     assert x.shape == (1, num_inputs), f"x is {tuple(x.shape)}, weight {tuple(weight.shape)}"
@@ -48,6 +50,7 @@ def gemv(
     _gemv_kernel[(triton.cdiv(num_outputs, tile.rows),)](
         x,
         weight,
+        scale,
         bias,
         out,
         num_outputs,
@@ -79,6 +82,7 @@ def choose_tile(num_inputs: int) -> Tile:
 def _gemv_kernel(
     x_ptr,  # (NUM_INPUTS,)
     weight_ptr,  # (num_outputs, NUM_INPUTS)
+    scale_ptr,  # (num_outputs,), or None
     bias_ptr,  # (num_outputs,), or None
     out_ptr,  # (num_outputs,)
     num_outputs,
@@ -102,6 +106,8 @@ def _gemv_kernel(
         x = _load_inputs(x_ptr, start + column, NUM_INPUTS, COLUMNS)
         acc += weight.to(tl.float32) * x.to(tl.float32)[None, :]
     y = tl.sum(acc, axis=1)
+    if scale_ptr is not None:
+        y *= tl.load(scale_ptr + weight_row)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + weight_row).to(tl.float32)
     tl.store(out_ptr + row, y, mask=row < num_outputs)

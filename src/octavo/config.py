@@ -16,6 +16,7 @@ from octavo.shown_settings import IS_PUBLIC
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 AttentionBackendName = Literal["auto", "triton", "reference"]
+QuantizationName = Literal["fp8"]
 SchedulingPolicyName = Literal["fcfs", "priority", "lpm", "dfs"]
 
 DEVICE_DEFAULTS = {
@@ -67,6 +68,11 @@ class EngineConfig:
         "auto",
         "Data type of weights and K/V; auto is float32 on a CPU, else the model's 16-bit type.",
         choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    quantization: QuantizationName | None = _setting(
+        None,
+        "How matrices are kept: fp8 rounds a 16-bit checkpoint to 8-bit floats; None: as stored.",
+        choices=("fp8",),
     )
     device: str = _setting(
         "auto", "cuda or cpu; auto takes a GPU if there is one.", choices=("auto", "cuda", "cpu")
@@ -158,7 +164,7 @@ class EngineConfig:
         self._require_at_least("min_deferral_tokens", 0)
         for item in fields(self):
             allowed = item.metadata["choices"]
-            if allowed and getattr(self, item.name) not in allowed:
+            if allowed and getattr(self, item.name) not in (*allowed, item.default):
                 raise ConfigError(
                     f"{item.name} is {getattr(self, item.name)!r}; "
                     f"it must be one of {', '.join(allowed)}"

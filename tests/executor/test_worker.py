@@ -54,13 +54,26 @@ def test_a_cpu_starts_with_packed_matrices(tiny_spm):
     assert not [weight.shape for weight in model.layers.parameters() if weight.dim() > 1]
 
 
+def test_quantised_matrices_are_kept_so(tiny_spm):
+    matrix = create(tiny_spm, quantization="fp8")._model.layers[0].mlp.down_proj.matrix
+    assert (matrix.weight.dtype, matrix.scale.dtype) == (torch.float8_e4m3fn, torch.float32)
+
+
+def test_a_gpu_without_8_bit_floats_is_refused(tiny_spm, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    config = EngineConfig(quantization="fp8")
+    with pytest.raises(ConfigError, match=r"fp8, which needs .* 8\.9; this one has 8\.0"):
+        worker.find_model_config(config, source_of(tiny_spm), torch.device("cuda"))
+
+
 def test_block_keys_start_from_everything_that_the_kv_depends_on(tiny_spm):
     same = create(tiny_spm).info.cache_namespace
     assert create(tiny_spm, max_num_seqs=2).info.cache_namespace == same
     others = [{"block_size": 8}, {"dtype": "bfloat16"}, {"load_format": "dummy"}]
+    others.append({"quantization": "fp8"})
     others.append({"load_format": "dummy", "seed": 1})
     keys = [create(tiny_spm, **settings).info.cache_namespace for settings in others]
-    assert len({same, *keys}) == 5
+    assert len({same, *keys}) == 6
 
 
 @pytest.mark.parametrize(

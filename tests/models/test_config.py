@@ -65,7 +65,7 @@ def test_missing_shape_is_named(name):
     ("field", "value"),
     [
         ("hidden_act", "gelu"),
-        ("quantization_config", {"quant_method": "fp8"}),
+        ("quantization_config", {"quant_method": "awq", "bits": 4}),
         ("partial_rotary_factor", 0.5),
         ("is_causal", False),
         ("rope_scaling", {"type": "dynamic", "factor": 2.0}),

@@ -5,7 +5,7 @@ import torch
 
 from octavo.errors import ModelLoadError
 from octavo.models import upload
-from octavo.models.upload import write_all
+from octavo.models.upload import Write, write_all
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -18,7 +18,7 @@ def test_every_part_is_written_and_converted(device, monkeypatch):
     whole = torch.randn(300, 70)
     sources = [whole, whole[:, 10:30], whole[:, 0], whole[:0], whole[5:6]]
     targets = [torch.full(s.shape, torch.nan, dtype=torch.bfloat16, device=device) for s in sources]
-    work = [(target, lambda s=s: s) for target, s in zip(targets, sources, strict=True)]
+    work = [Write(target, lambda s=s: s) for target, s in zip(targets, sources, strict=True)]
     write_all(work, torch.device(device))
     for target, source in zip(targets, sources, strict=True):
         assert torch.equal(target.cpu(), source.bfloat16())
@@ -29,4 +29,4 @@ def test_error_of_a_reader_ends_the_load():
         raise ModelLoadError("the file is gone")
 
     with pytest.raises(ModelLoadError, match="the file is gone"):
-        write_all([(torch.empty(1), fail)], torch.device("cpu"))
+        write_all([Write(torch.empty(1), fail)], torch.device("cpu"))

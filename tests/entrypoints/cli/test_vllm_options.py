@@ -54,12 +54,11 @@ def test_flag_of_a_missing_feature_is_refused_otherwise(name, capsys):
     [
         ["-O3"],
         ["-dp", "2"],
-        ["-q", "fp8"],
         ["-ep"],
         ["--compilation-config", '{"mode": 3}'],
         ["--compilation-config.mode=3"],
         ["--speculative_config.method", "ngram"],
-        ["--quantization"],
+        ["--cpu-offload-gb"],
         ["--lora-modules", "a=b", "c=d"],
     ],
 )

@@ -1,0 +1,116 @@
+"""Products with 8-bit weights against torch in float64."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from octavo.models.ops import fp8_linear as fp8_linear_module
+from octavo.models.ops.fp8 import FP8, dequantize_rows, quantize_rows
+from octavo.models.ops.fp8_linear import fp8_linear
+from octavo.models.ops.gemv import gemv
+from octavo.models.ops.quantize import quantize
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-7}
+
+
+def make_operands(num_rows, shape=(48, 64), dtype=torch.float32):
+    """Random operands whose products have a spread of 1."""
+    num_outputs, num_inputs = shape
+    x = torch.randn(num_rows, num_inputs, device=DEVICE) * num_inputs**-0.5
+    weight, scale = quantize_rows(torch.randn(shape, device=DEVICE))
+    return x.to(dtype), weight, scale, torch.randn(num_outputs, device=DEVICE).to(dtype)
+
+
+def assert_product(found, x, weight, scale, bias=0.0):
+    expected = functional.linear(x.double(), dequantize_rows(weight, scale, torch.float64)) + bias
+    tolerance = TOLERANCE[found.dtype]
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("num_rows", [0, 1, 5])
+def test_the_product_is_that_of_the_dequantised_weight(num_rows, dtype, monkeypatch):
+    monkeypatch.setattr(fp8_linear_module, "can_multiply_scaled", lambda x, weight: False)
+    x, weight, scale, bias = make_operands(num_rows, dtype=dtype)
+    for some in (None, bias):
+        found = fp8_linear(x, weight, scale, some)
+        assert found.dtype == dtype
+        assert_product(found, x, weight, scale, 0.0 if some is None else some)
+
+
+@pytest.mark.parametrize("shape", [(5, 40), (3, 576), (7, 1000), (3, 2048), (2, 4096)])
+def test_one_row_is_multiplied_as_it_is_stored(shape):
+    x, weight, scale, bias = make_operands(1, shape)
+    assert_product(gemv(x, weight, bias, scale=scale), x, weight, scale, bias)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [2, 16, 100, 1000])
+@pytest.mark.parametrize("shape", [(4096, 1024), (1024, 3072), (4096, 12288)])
+def test_many_rows_are_multiplied_as_they_are_quantised(num_rows, shape):
+    x, weight, scale, bias = make_operands(num_rows, shape, torch.bfloat16)
+    rounded = dequantize_rows(*quantize_rows(x), torch.float32)
+    # The matrix units keep about 14 bits of a sum.
+    expected = functional.linear(rounded, dequantize_rows(weight, scale, torch.float32), bias)
+    found = fp8_linear(x, weight, scale, bias)
+    torch.testing.assert_close(found.float(), expected.float(), rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", [(3, 64), (2, 576), (1, 3000), (7, 12288)])
+def test_the_kernel_quantises_as_torch_does(shape, dtype):
+    wide = torch.randn(shape[0], shape[1] + 16, device=DEVICE).to(dtype)
+    x = wide[:, 16:]
+    values, scale = quantize(x)
+    expected_values, expected_scale = quantize_rows(x)
+    torch.testing.assert_close(scale, expected_scale)
+    # A quotient between two values of the type may be rounded to either.
+    torch.testing.assert_close(values.float(), expected_values.float(), rtol=2**-3, atol=2**-9)
+    assert (values.float() != expected_values.float()).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("size", [64, 576])
+def test_the_kernel_keeps_what_needs_no_rounding(size):
+    wide = torch.randint(-7, 8, (4, size + 16), device=DEVICE).float()
+    x = wide[:, 16:]
+    x[:3, 5] = 448.0
+    x *= torch.tensor([1.0, 2**-12, 2**20, 0.0], device=DEVICE)[:, None]
+    values, scale = quantize(x)
+    assert scale.tolist() == [1.0, 2**-12, 2**20, 1.0]
+    assert torch.equal(dequantize_rows(values, scale, torch.float32), x)
+
+
+QUANTISERS = [
+    (quantize_rows, torch.nan),
+    (quantize_rows, torch.inf),
+    (quantize, torch.nan),
+    pytest.param(quantize, -torch.inf, marks=pytest.mark.gpu),  # the interpreter warns
+]
+
+
+@pytest.mark.parametrize(("quantiser", "bad"), QUANTISERS)
+def test_what_is_not_finite_stays_so_in_its_own_row(quantiser, bad):
+    x = torch.ones(3, 64, device=DEVICE)
+    x[1, 7] = bad
+    found = dequantize_rows(*quantiser(x), torch.float32)
+    assert found.isfinite().all(dim=1).tolist() == [True, False, True]
+    assert not found[1, 7].isfinite()
+
+
+def test_every_value_of_the_type_is_quantised_to_itself():
+    codes = torch.arange(256, dtype=torch.uint8, device=DEVICE).view(FP8).float()
+    row = codes[codes.isfinite()][None]
+    values, scale = quantize_rows(row)
+    assert scale.tolist() == [1.0]
+    assert torch.equal(values.float(), row)
+
+
+def test_elements_are_off_by_the_stated_bounds():
+    rows = torch.randn(64, 256, device=DEVICE) * torch.logspace(-6, 6, 64, device=DEVICE)[:, None]
+    values, scale = quantize_rows(rows)
+    error = (dequantize_rows(values, scale, torch.float32) - rows).abs()
+    bound = torch.maximum(rows.abs() * 2**-4, scale[:, None] * 2**-10)
+    assert (error <= bound * (1 + 1e-5)).all()
