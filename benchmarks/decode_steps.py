@@ -7,6 +7,7 @@ Host work is what a step costs the engine's thread besides waiting for the devic
 line; ``--kernels`` adds a table.
 
 usage: python benchmarks/decode_steps.py MODEL [--batch 64] [--context 1024] [--kernels]
+           [--quantization fp8]
 """
 
 import argparse
@@ -40,9 +41,16 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--quantization")
     parser.add_argument("--kernels", action="store_true")
     args = parser.parse_args()
-    llm = LLM(args.model, load_format="dummy", dtype="bfloat16", max_model_len=36_000)
+    llm = LLM(
+        args.model,
+        load_format="dummy",
+        dtype="bfloat16",
+        quantization=args.quantization,
+        max_model_len=36_000,
+    )
     add_requests(llm, args.batch, args.context, args.steps)
     run_steps(llm, SETTLING_STEPS)
     with recorded_waits() as waits_s:
@@ -150,6 +158,7 @@ def report(args: argparse.Namespace, result: dict[str, float]) -> None:
         "model": args.model.rstrip("/").split("/")[-1],
         "batch": args.batch,
         "context": args.context,
+        "quantization": args.quantization,
         **result,
     }
     print(json.dumps(line), flush=True)

@@ -1,10 +1,10 @@
 """Speed of linear layers with one row on one GPU, alone: one JSON line a shape and kernel.
 
-Random bfloat16 data; a graph of products with so many weights that nothing is read twice from L2;
-the median of its replays divided by its products. The floor is the weight's bytes over the card's
-copy bandwidth.
+Random data, the weight in bfloat16 or, with ``--fp8``, in 8-bit floats; a graph of products with so
+many weights that nothing is read twice from L2; the median of its replays divided by its products.
+The floor is the weight's bytes over the card's copy bandwidth.
 
-usage: python benchmarks/gemv.py [qwen3-0.6b qwen3-8b] [--tiles]
+usage: python benchmarks/gemv.py [qwen3-0.6b qwen3-8b] [--tiles] [--fp8]
 """
 
 import argparse
@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from octavo.models.ops.fp8 import FP8
+from octavo.models.ops.fp8_linear import multiply_scaled
 from octavo.models.ops.gemv import Tile, gemv
 
 COPY_BYTES_PER_S = 4.3e12
@@ -55,7 +57,7 @@ def list_tiles(num_inputs: int) -> Iterator[Tile]:
 
 def time_products(weights: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> float:
     """Return the median time in microseconds of one of the products with all weights."""
-    x = torch.randn(1, weights.shape[2], dtype=weights.dtype, device=weights.device)
+    x = torch.randn(1, weights.shape[2], dtype=torch.bfloat16, device=weights.device)
     product(x, weights[0])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -75,16 +77,23 @@ def time_replay(graph: torch.cuda.CUDAGraph) -> float:
     return float(start.elapsed_time(stop))
 
 
-def run_shape(shape: tuple[int, int], *, with_tiles: bool) -> Iterator[tuple[str, float]]:
+def run_shape(
+    shape: tuple[int, int], dtype: torch.dtype, *, with_tiles: bool
+) -> Iterator[tuple[str, float]]:
     """Yield the times of torch's product, of the kernel's, and of the kernel with other tiles."""
-    count = math.ceil(4 * L2_BYTES / (2 * math.prod(shape)))
-    weights = torch.empty((count, *shape), dtype=torch.bfloat16, device="cuda").normal_()
-    yield "torch", time_products(weights, functional.linear)
-    yield "gemv", time_products(weights, gemv)
+    count = math.ceil(4 * L2_BYTES / (dtype.itemsize * math.prod(shape)))
+    weights = torch.empty((count, *shape), dtype=torch.bfloat16, device="cuda").normal_().to(dtype)
+    scale = None
+    if dtype == FP8:
+        scale = torch.ones(shape[0], device="cuda")
+        yield "torch, 8-bit", time_products(weights, partial(multiply_scaled, scale=scale))
+    else:
+        yield "torch", time_products(weights, functional.linear)
+    yield "gemv", time_products(weights, partial(gemv, scale=scale))
     if with_tiles:
         for tile in list_tiles(shape[1]):
             name = f"gemv, {tile.rows} x {tile.columns}, {tile.num_warps} warps"
-            yield name, time_products(weights, partial(gemv, tile=tile))
+            yield name, time_products(weights, partial(gemv, scale=scale, tile=tile))
 
 
 def main() -> None:
@@ -92,11 +101,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=list(SHAPES))
     parser.add_argument("--tiles", action="store_true", help="time other tiles, too")
+    parser.add_argument("--fp8", action="store_true", help="8-bit weights")
     arguments = parser.parse_args()
+    dtype = FP8 if arguments.fp8 else torch.bfloat16
     for model in arguments.models:
         for layer, shape in SHAPES[model].items():
-            floor_us = round(2 * math.prod(shape) / COPY_BYTES_PER_S * 1e6, 2)
-            for kernel, us in run_shape(shape, with_tiles=arguments.tiles):
+            floor_us = round(dtype.itemsize * math.prod(shape) / COPY_BYTES_PER_S * 1e6, 2)
+            for kernel, us in run_shape(shape, dtype, with_tiles=arguments.tiles):
                 line = {"model": model, "layer": layer, "kernel": kernel, "us": round(us, 2)}
                 print(json.dumps({**line, "floor_us": floor_us}), flush=True)
 
