@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
+from starlette.types import Receive, Scope, Send
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -75,11 +76,17 @@ MESSAGES = {
 
 
 class Application(FastAPI):
-    """A FastAPI application whose document also knows of plain routes."""
+    """A FastAPI application that answers HEAD, and whose document also knows of plain routes."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self._described: dict[str, dict[str, Any]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer HEAD as if it were GET: the HTTP server leaves the body out."""
+        if scope.get("method") == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await super().__call__(scope, receive, send)
 
     def describe_route(self, method: str, path: str, operation: dict[str, Any]) -> None:
         """Put a route that is none of FastAPI's into the document."""

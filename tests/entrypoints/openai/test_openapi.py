@@ -41,6 +41,15 @@ def test_every_operation_says_what_it_does_and_how_it_fails(document):
         assert content["application/json"]["schema"] == ERROR, place
 
 
+def test_head_is_get_without_a_body(server):
+    for path, operations in server.get("/openapi.json").json["paths"].items():
+        got = server.get(path)
+        head = server.request("HEAD", path)
+        assert (head.status, head.data) == (got.status, b""), path
+        assert head.headers["content-type"] == got.headers["content-type"], path
+        assert (head.status == 405) is ("get" not in operations), path
+
+
 def test_no_two_operations_have_one_name(document):
     names = [o["operationId"] for _, _, o in list_operations(document) if "operationId" in o]
     assert len(names) == len(set(names))
