@@ -26,9 +26,10 @@ async def read_body(request: Request, body_type: type[Body]) -> Body:
 
     Raises:
         InvalidRequestError: it is not JSON, or not what the endpoint takes.
-        HttpError: it is not sent as JSON (415), or is too large (413).
+        HttpError: it is not sent as plain JSON (415), or is too large (413).
     """
     _check_content_type(request.headers.get("content-type", ""))
+    _check_content_coding(request.headers.get("content-encoding", "identity"))
     check_declared_size(request.headers.get("content-length"))
     data = bytearray()
     async for chunk in request.stream():
@@ -48,6 +49,11 @@ def _check_content_type(content_type: str) -> None:
         raise HttpError(
             415, f"the content type is {media_type or 'missing'}; send application/json"
         )
+
+
+def _check_content_coding(coding: str) -> None:
+    if coding.strip().lower() != "identity":
+        raise HttpError(415, f"the content encoding is {coding[:80]}; send the body as it is")
 
 
 def _describe(error: ValidationError) -> InvalidRequestError:

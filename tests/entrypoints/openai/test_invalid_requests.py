@@ -191,8 +191,15 @@ def test_broken_bodies_are_the_clients_error(server, path):
     check_alive(server)
 
 
-@pytest.mark.parametrize("headers", [{}, {"content-type": "text/plain"}])
-def test_only_json_is_read(server, headers):
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"content-type": "text/plain"},
+        {"content-type": "application/json", "content-encoding": "gzip"},
+    ],
+)
+def test_only_plain_json_is_read(server, headers):
     for path, _ in ENDPOINTS:
         check_error(server.request("POST", path, b'{"prompt":"a"}', headers), 415)
 
@@ -202,6 +209,7 @@ def test_charset_and_other_json_types_are_accepted(server):
         headers = {"content-type": content_type}
         data = b'{"prompt":"a","max_tokens":1}'
         assert server.request("POST", "/v1/completions", data, headers).status == 200
+    assert server.post("/v1/completions", data, {"content-encoding": "identity"}).status == 200
 
 
 def test_huge_body_is_refused_before_it_is_parsed(server):
