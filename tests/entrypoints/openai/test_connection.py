@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import logging
+import re
 import socket
 import time
 
@@ -16,6 +18,14 @@ from tests.live_server import TIMEOUT_S, running_server
 
 COMPLETION = {"prompt": "ab", "max_tokens": 2}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+LENGTH = b"content-length: 30\r\n"
+BODY = b'{"prompt":"ab","max_tokens":2}'
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
+ENDLESS = b'{"prompt":"ab","max_tokens":4000,"ignore_eos":true,"stream":true}'
+
+
+def as_chunk(data):
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 class RawClient:
@@ -141,6 +151,76 @@ def test_what_is_not_http_is_refused_in_openais_form(server, data):
         client.send(data)
         check_refusal(client.read(), 400, "invalid_http")
     check_alive(server)
+
+
+def test_what_is_not_http_is_no_warning(server, caplog):
+    with RawClient(server) as client:
+        client.send(b"hello\r\n\r\n")
+        check_refusal(client.read(), 400, "invalid_http")
+    assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.parametrize("behind_body", [b"0\r\n", b"1;"])
+@pytest.mark.parametrize("piece", [b"a" * 30_000, b"a: b\r\n" * 5_000])
+def test_what_is_behind_a_body_has_an_end(server, behind_body, piece):
+    with RawClient(server) as client:
+        client.send(HEAD + CHUNKED + b"2\r\n{}\r\n" + behind_body)
+        client.send_until_refused(piece)
+    check_alive(server)
+
+
+def test_trailers_are_no_headers(server):
+    trailers = b"x-request-id: late\r\ncontent-type: text/plain\r\n"
+    with RawClient(server) as client:
+        client.send(HEAD + b"connection: close\r\n" + CHUNKED)
+        client.send(as_chunk(BODY), b"0\r\n", trailers, b"\r\n")
+        data = client.read()
+    assert data.startswith(b"HTTP/1.1 200 ")
+    assert b"late" not in data
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket", b"nothing-known"])
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [LENGTH + b"\r\n" + BODY],
+        [LENGTH + b"\r\n", BODY],
+        [LENGTH + b"\r\n", BODY[:9], BODY[9:]],
+        [CHUNKED, as_chunk(BODY), b"0\r\n\r\n"],
+    ],
+)
+def test_other_protocol_that_is_offered_costs_no_body(server, caplog, pieces, protocol):
+    offer = b"connection: keep-alive, Upgrade\r\nupgrade: " + protocol + b"\r\n"
+    last = HEAD + b"connection: close\r\n" + LENGTH + b"\r\n" + BODY
+    with RawClient(server) as client:
+        client.send(HEAD + offer + pieces[0], *pieces[1:])
+        client.send(b"GET /health HTTP/1.1\r\n" + offer + b"\r\n" + HEAD + offer + b"\r\n" + last)
+        data = client.read()
+    statuses = re.findall(rb"HTTP/1.1 (\d+) ", data)
+    assert statuses == [b"200", b"200", b"400", b"200"], "the third has no body"
+    assert data.count(b'"finish_reason":"length"') == 2
+    assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.parametrize("bad", [b"hello\r\n", b"GET / HTTP/1.1\r\na: " + b"b" * 70_000])
+def test_nothing_is_written_into_an_answer(bad):
+    with running_server(EchoCore(step_time_s=0.005)) as live, RawClient(live) as client:
+        client.send(HEAD + CHUNKED + as_chunk(ENDLESS) + b"0\r\n\r\n")
+        data = client.socket.recv(65_536)
+        client.send(bad)
+        data += client.read()
+        assert data.count(b"HTTP/1.1 ") == 1
+        live.wait_for_metric("vllm:num_requests_running", 0)
+
+
+def test_client_that_leaves_aborts_what_is_answered_though_it_has_asked_for_more():
+    request = HEAD + CHUNKED + as_chunk(ENDLESS) + b"0\r\n\r\n"
+    with running_server(EchoCore(step_time_s=0.005)) as live:
+        with RawClient(live) as client:
+            client.send(request * 3)
+            client.socket.recv(65_536)
+        live.wait_for_metric("vllm:num_requests_running", 0)
+        assert live.core.num_added == 1
 
 
 def test_client_that_says_nothing_is_let_go(impatient):
