@@ -1,14 +1,40 @@
-"""Compiles the kernels of a start side by side, instead of one after the other at first launch."""
+"""Compiles the kernels of a start side by side, instead of one after the other at first launch.
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+Much of a kernel's compilation holds Python's lock, so threads alone gain little. Kernels that are
+not in Triton's cache on disk yet are compiled by forks of another process; threads here wait for
+them and read them from the cache. That process is started by the first such kernel: a start that
+finds all its kernels in the cache has none.
+"""
+
+import contextlib
+import inspect
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from hashlib import sha256
 from typing import Any
 
 from triton import AsyncCompileMode, JITFunction
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.compiler.compiler import ASTSource
+from triton.runtime.cache import get_cache_key, get_cache_manager
 
-NUM_THREADS = 16
-"""Most of a kernel's compilation runs outside Python's lock: more kernels than cores may wait."""
+from octavo.executor import compile_server
+from octavo.executor.compile_server import write_job
+
+logger = logging.getLogger(__name__)
+
+NUM_THREADS = min(32, 2 * (os.cpu_count() or 1))
+"""Kernels that compile at a time; a start has about 30."""
+
+JOB_TIMEOUT_S = 120
+"""No kernel takes so long: then it is compiled in this process."""
 
 
 @contextmanager
@@ -22,9 +48,108 @@ def compiling_ahead() -> Iterator[None]:
     def compile_only(kernel: JITFunction[Any], *args: Any, warmup: bool, **options: Any) -> Any:
         return run(kernel, *args, warmup=True, **options)
 
-    with ThreadPoolExecutor(NUM_THREADS) as threads, AsyncCompileMode(threads):
+    with ForkingExecutor() as executor, AsyncCompileMode(executor):
         JITFunction.run = compile_only
         try:
             yield
         finally:
             JITFunction.run = run
+
+
+class ForkingExecutor(ThreadPoolExecutor):
+    """Runs Triton's compile functions when what they compile lies in the cache on disk."""
+
+    def __init__(self) -> None:
+        super().__init__(NUM_THREADS)
+        self._lock = threading.Lock()
+        self._server: CompileServer | None = None
+
+    def submit(self, compile_kernel: Callable[[], Any], /) -> Future[Any]:  # type: ignore[override]  # for one kind of function
+        """Compile a kernel; ``compile_kernel`` is the closure that Triton makes for it."""
+        return super().submit(self._compile, compile_kernel)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads, then the process."""
+        super().shutdown(wait, cancel_futures=cancel_futures)
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _compile(self, compile_kernel: Callable[[], Any]) -> Any:
+        known = inspect.getclosurevars(compile_kernel).nonlocals
+        if {"src", "target", "options", "env_vars"} <= known.keys():
+            source, target, options = known["src"], known["target"], known["options"]
+            if not is_cached(source, target, options, known["env_vars"]):
+                self._compile_elsewhere(source, target, options)
+        return compile_kernel()
+
+    def _compile_elsewhere(self, source: ASTSource, target: GPUTarget, options: Any) -> None:
+        try:
+            job = write_job(source, target, options.__dict__)
+        except ValueError as error:  # then it is compiled here
+            logger.debug("%s", error)
+            return
+        with self._lock:
+            if self._server is None:
+                self._server = CompileServer()
+        self._server.compile(job)
+
+
+def is_cached(
+    source: ASTSource, target: GPUTarget, options: Any, environment: dict[str, str]
+) -> bool:
+    """Return whether Triton would find a compiled kernel on disk."""
+    key = get_cache_key(source, make_backend(target), options, environment)
+    manager = get_cache_manager(sha256(key.encode()).hexdigest())
+    name = f"{source.name[:150]}.json"
+    return name in (manager.get_group(name) or {})
+
+
+class CompileServer:
+    """A process that compiles: ``compile`` is called from several threads and waits for its job."""
+
+    def __init__(self) -> None:
+        module = compile_server.__name__
+        start = f"import sys; sys.path[:] = {sys.path!r}; from {module} import main; main()"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._lock = threading.Lock()
+        self._done: list[threading.Event] = []
+        self._has_ended = False
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def compile(self, job: str) -> None:
+        """Wait until a job is done, well or not, or the process has ended."""
+        done = threading.Event()
+        assert self._process.stdin is not None
+        with self._lock:
+            self._done.append(done)
+            if self._has_ended:
+                return
+            try:
+                self._process.stdin.write(job.encode() + b"\n")
+                self._process.stdin.flush()
+            except BrokenPipeError:
+                return
+        if not done.wait(JOB_TIMEOUT_S):
+            logger.warning("a kernel compiles for more than %d s: %s", JOB_TIMEOUT_S, job)
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended already
+            self._process.stdin.close()
+        self._reader.join()
+        self._process.wait()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as results:
+            while number := results.read(4):
+                self._done[int.from_bytes(number, "little")].set()
+        with self._lock:
+            self._has_ended = True
+            for done in self._done:
+                done.set()

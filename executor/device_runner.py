@@ -91,12 +91,17 @@ class DeviceRunner:
             edited=self._edited,
         )
 
-    def compile(self) -> None:
-        """Compile the kernels of steps of all kinds side by side; nothing is computed."""
-        sizes = {size for size in VARIED_BATCHES if size < self.info.num_rows}
-        shapes = []
-        for num_rows in (*sizes, self.info.num_rows):
-            shapes += [StepShape.decode(num_rows), StepShape.prefill(num_rows, 2 * num_rows)]
+    def compile(self, *, num_tokens: int) -> None:
+        """Compile the kernels of steps of all kinds side by side; nothing is computed.
+
+        Meanwhile torch reads its own kernels from disk, those of the largest step last, for they
+        are the most.
+        """
+        num_rows = self.info.num_rows
+        sizes = [*(size for size in VARIED_BATCHES if size < num_rows), num_rows]
+        shapes = [StepShape.decode(size) for size in sizes]
+        shapes += [StepShape.prefill(size, 2 * size) for size in sizes]
+        shapes.append(StepShape.prefill(num_rows, num_tokens))
         with torch.inference_mode(), torch.cuda.stream(self._stream), compiling_ahead():
             for shape in shapes:
                 batch = self._create_batch(shape.num_rows, shape.num_tokens)

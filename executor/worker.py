@@ -140,7 +140,7 @@ def _create_device_runner(
         profiled = DeviceRunner(parts.model, backend, parts.info, device=device, options=options)
         assert config.max_num_batched_tokens is not None, "the settings are not resolved"
         with _logged("compiled the kernels"):
-            profiled.compile()
+            profiled.compile(num_tokens=config.max_num_batched_tokens)
         torch.cuda.reset_peak_memory_stats(device)
         with _logged("measured the largest step"):
             profiled.profile(num_tokens=config.max_num_batched_tokens)

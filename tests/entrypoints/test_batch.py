@@ -18,6 +18,14 @@ TOKENIZER = Tokenizer(build_tokenizer())
 LETTERS = TOKENIZER.encode("\nabcdefghij", add_special_tokens=False)[-10:]
 
 
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Ctrl-C interrupts, also where the tests run in the background."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
 def create_engine(client=None):
     client = client or ScriptedClient(LETTERS)
     return LLMEngine(client, RequestTracker(TOKENIZER, client.info)), client
