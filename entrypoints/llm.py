@@ -9,7 +9,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from octavo.config import Environment
-from octavo.engine.chat import ChatOptions, ChatTemplate, ContentFormat, Message
+from octavo.engine.chat import ChatTemplate
+from octavo.engine.conversation import ChatOptions, ContentFormat, Message
 from octavo.engine.prompt import EncodedPrompt, Prompt
 from octavo.entrypoints.batch import BatchRequest, run_batch
 from octavo.entrypoints.launch import create_engine

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo.engine.conversation import RESERVED_NAMES
 from octavo.errors import ConfigError
 from octavo.shown_settings import IS_PUBLIC
 
@@ -17,6 +18,7 @@ DEFAULT_PORT = 8000
 ANY = ("*",)
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LOWEST = {
+    "stream_interval": 1,
     "max_queued_requests": 1,
     "max_queued_tokens": 1,
     "max_connections": 1,
@@ -133,6 +135,42 @@ class ServerSettings:
         group="API",
         is_public=True,
     )
+    trust_request_chat_template: bool = setting(
+        False,
+        "Render conversations with the chat_template of a request; without it, such are refused.",
+        group="API",
+    )
+    chat_template_content_format: str = setting(
+        "auto",
+        "What templates get as content: strings, lists of parts (openai), or what they take.",
+        group="API",
+        choices=("auto", "string", "openai"),
+    )
+    default_chat_template_kwargs: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={
+            "help": "Variables of the chat template that a request may replace, as a JSON object "
+            'such as {"enable_thinking": false}.',
+            "group": "API",
+            "choices": (),
+        },
+    )
+    response_role: str = setting(
+        "assistant", "Who speaks in the answers of a chat.", group="API", is_public=True
+    )
+    return_tokens_as_token_ids: bool = setting(
+        False,
+        "Let log-probabilities call tokens token_id:ID unless a request says otherwise.",
+        group="API",
+    )
+    stream_interval: int = setting(
+        1,
+        "Tokens that a stream collects for one chunk unless a request says otherwise.",
+        group="API",
+    )
+    enable_force_include_usage: bool = setting(
+        False, "End every stream with its usage, as include_usage does.", group="API"
+    )
     enable_request_id_headers: bool = setting(
         False, "Send x-request-id with every response.", group="API"
     )
@@ -195,8 +233,7 @@ class ServerSettings:
         self._check_tls()
         self._check_web_pages()
         self._check_numbers()
-        if not all(map(str.strip, self.served_model_name)):
-            raise ConfigError("served_model_name has an empty name")
+        self._check_api()
 
     def _check_address(self) -> None:
         if self.uds is not None and not (self.host is None and self.port is None):
@@ -242,6 +279,17 @@ class ServerSettings:
                 "allow_credentials would let every web page act for its reader while"
                 " allowed_origins is *: list the sites that may"
             )
+
+    def _check_api(self) -> None:
+        if not all(map(str.strip, self.served_model_name)):
+            raise ConfigError("served_model_name has an empty name")
+        if not self.response_role:
+            raise ConfigError("response_role is empty")
+        for name in self.default_chat_template_kwargs:
+            if name in RESERVED_NAMES:
+                raise ConfigError(
+                    f"default_chat_template_kwargs sets {name}, which is no variable of a template"
+                )
 
     def _check_numbers(self) -> None:
         for name, low in LOWEST.items():

@@ -22,6 +22,7 @@ from octavo.entrypoints.launch import create_core
 from octavo.entrypoints.openai.listener import bind
 from octavo.entrypoints.openai.server import Server, choose_limits
 from octavo.entrypoints.openai.service import Service
+from octavo.entrypoints.openai.template_pool import TemplatePool
 from octavo.entrypoints.served_model import ServedModel, load_served_model
 from octavo.entrypoints.server_settings import ServerSettings
 from octavo.models.source import ModelSource
@@ -182,6 +183,7 @@ def running_server(
     kill=lambda: None,
     has_admin=False,
     limits=None,
+    templates=None,
     **settings,
 ):
     """Serve a core from a thread, with some of the server's settings, and stop in the end."""
@@ -195,7 +197,14 @@ def running_server(
     tracker = model.create_tracker(client.info)
     engine = AsyncEngine(client, tracker, metrics, limits=limits or choose_limits(settings))
     names = ("tiny", "alias")
-    service = Service(engine=engine, model=model, model_names=names, has_admin_endpoints=has_admin)
+    service = Service(
+        engine=engine,
+        model=model,
+        model_names=names,
+        has_admin_endpoints=has_admin,
+        settings=settings,
+        templates=templates or TemplatePool(),
+    )
     listener = bind("127.0.0.1", 0)
     listener.listen()
     server = Server(service, settings, credentials, kill=kill)

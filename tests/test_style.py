@@ -7,7 +7,9 @@ from tests.source_tree import ROOT, SOURCES, relative
 
 MAX_LINES = 500
 VAGUE_NAMES = {"common", "helper", "helpers", "misc", "util", "utils"}
-PROCESSES = r"((API|Core|Engine-core) process( and engine-core process)?|No process of its own): "
+PROCESSES = (
+    r"((API|Core|Engine-core|Template) process( and engine-core process)?|No process of its own): "
+)
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b(?! \(#\d+\))")
 SILENCED = re.compile(r"# (noqa|type: ignore)(: ?[A-Z0-9, ]+|\[[a-z, -]+\])?\s*$")
 

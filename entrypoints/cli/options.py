@@ -96,6 +96,7 @@ KIND_NAMES: dict[Any, str] = {
     list[str]: "texts",
     list[int]: "integers",
     tuple[str, ...]: "texts",
+    dict[str, Any]: "JSON",
 }
 AUTO = "auto"
 """How a number that is decided at start is asked for."""
@@ -188,14 +189,15 @@ def _add_option(
 def _choose_form(name: str, hint: Any, choices: tuple[Any, ...]) -> dict[str, Any]:
     """Return how argparse is told to read the values of a setting."""
     kind = get_value_type(hint)
-    if kind is bool:
-        return {"action": Switch}
-    if kind == list[str]:
-        return {"action": "append", "metavar": "TEXT"}
-    if kind == tuple[str, ...]:
-        return {"action": SeveralTexts, "nargs": "+", "metavar": "TEXT"}
-    if kind == list[int]:
-        return {"type": _read_integers, "metavar": "INTEGER,..."}
+    forms: dict[Any, dict[str, Any]] = {
+        bool: {"action": Switch},
+        list[str]: {"action": "append", "metavar": "TEXT"},
+        tuple[str, ...]: {"action": SeveralTexts, "nargs": "+", "metavar": "TEXT"},
+        dict[str, Any]: {"type": _read_object, "metavar": "JSON"},
+        list[int]: {"type": _read_integers, "metavar": "INTEGER,..."},
+    }
+    if kind in forms:
+        return forms[kind]
     if choices:
         reader = _create_reader(name, type(choices[0]), is_optional=False)
         return {"type": reader, "choices": choices}
@@ -225,6 +227,16 @@ def _read_integers(text: str) -> list[int]:
         return [read_size(item) for item in text.strip("[]").split(",")]
     except ValueError as error:
         raise ArgumentTypeError(str(error)) from None
+
+
+def _read_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ArgumentTypeError(f'{text!r} is not a JSON object, such as {{"name": 1}}')
+    return value
 
 
 def _read_texts(text: str) -> list[str]:

@@ -23,7 +23,6 @@ SERVER_VALUES: dict[str, tuple[object, ...]] = {
     "all2all_backend": (None,),
     "api_server_count": (1,),
     "calculate_kv_scales": (False,),
-    "chat_template_content_format": ("auto",),
     "collect_detailed_traces": (None,),
     "config_format": ("auto",),
     "cudagraph_metrics": (False,),
@@ -36,7 +35,6 @@ SERVER_VALUES: dict[str, tuple[object, ...]] = {
     "data_parallel_size_local": (None, 1),
     "data_parallel_start_rank": (None,),
     "decode_context_parallel_size": (1,),
-    "default_chat_template_kwargs": (None, {}),
     "disable_async_output_proc": (False, True),  # of an engine that is gone
     "disable_chunked_mm_input": (False, True),  # there are no images
     "disable_frontend_multiprocessing": (False,),
@@ -47,7 +45,6 @@ SERVER_VALUES: dict[str, tuple[object, ...]] = {
     "enable_dbo": (False,),
     "enable_elastic_ep": (False,),
     "enable_eplb": (False,),
-    "enable_force_include_usage": (False,),
     "enable_layerwise_nvtx_tracing": (False,),
     "enable_log_deltas": (False, True),  # part of enable_log_outputs
     "enable_log_outputs": (False,),
@@ -112,8 +109,6 @@ SERVER_VALUES: dict[str, tuple[object, ...]] = {
     "reasoning_parser": (None, ""),
     "reasoning_parser_plugin": (None, ""),
     "renderer_num_workers": (1,),
-    "response_role": ("assistant",),
-    "return_tokens_as_token_ids": (False,),
     "rope_scaling": (None, {}),
     "rope_theta": (None,),
     "safetensors_load_strategy": ("lazy",),
@@ -121,13 +116,11 @@ SERVER_VALUES: dict[str, tuple[object, ...]] = {
     "scheduler_reserve_full_isl": (True,),
     "show_hidden_metrics_for_version": (None,),
     "skip_mm_profiling": (False, True),  # there are no images
-    "stream_interval": (1,),
     "task": ("auto", "generate"),
     "tokens_only": (False,),
     "tool_call_parser": (None,),
     "tool_parser_plugin": (None, ""),
     "tool_server": (None,),
-    "trust_request_chat_template": (False,),
     "use_tqdm_on_load": (False, True),
     "use_v2_block_manager": (False, True),  # there is one
     "video_pruning_rate": (None, 0),

@@ -38,6 +38,7 @@ class CompletionsEndpoint:
         request_id = choose_request_id(request, body.request_id)
         service = self._service
         model_name, ignored_fields = service.choose_model(body.model), body.check_fields()
+        body.fill_in(service.settings)
         params = body.to_sampling_params(service.model.sampling_defaults)
         prompts = await service.engine.prompts.encode(
             _list_prompts(body, params.n), body.choose_encoding(service.engine.info)

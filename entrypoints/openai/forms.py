@@ -72,10 +72,17 @@ class ChatForm:
     chunk_object_name = "chat.completion.chunk"
 
     def __init__(
-        self, shape: ReplyShape, tokenizer: Tokenizer, *, role: str = "assistant", echo: str = ""
+        self,
+        shape: ReplyShape,
+        tokenizer: Tokenizer,
+        prompt: EncodedPrompt,
+        *,
+        role: str = "assistant",
+        echo: str = "",
     ) -> None:
         self._shape = shape
         self._tokenizer = tokenizer
+        self._prompt = prompt
         self._role = role
         self._echo = echo
         self._is_opened = False
@@ -113,19 +120,27 @@ class ChatForm:
     def describe_prompts(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """Return what was asked for about the one prompt."""
         (output,) = outputs
-        members: dict[str, Any] = {}
+        members = self._describe_prompt(output)
         if self._shape.has_prompt_logprobs:
             members["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or ())
-        if self._shape.has_token_ids:
-            members["prompt_token_ids"] = output.prompt_token_ids
         return members
 
     def _describe_first(self, output: RequestOutput) -> bytes:
         """Return what stands in the very first chunk alone."""
-        if self._is_opened or not self._shape.has_token_ids:
-            return b""
+        members = {} if self._is_opened else self._describe_prompt(output)
         self._is_opened = True
-        return _write_prompt_ids(output)
+        return b"," + msgspec.json.encode(members)[1:-1] if members else b""
+
+    def _describe_prompt(self, output: RequestOutput) -> dict[str, Any]:
+        members: dict[str, Any] = {}
+        if self._shape.has_token_ids:
+            members["prompt_token_ids"] = output.prompt_token_ids
+        if self._shape.has_prompt_text:
+            text, token_ids = self._prompt.text, self._prompt.token_ids.tolist()
+            if text is None:  # it was cut
+                text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+            members["prompt_text"] = text
+        return members
 
     def _describe_logprobs(self, answer: CompletionOutput) -> dict[str, Any] | None:
         shape = self._shape

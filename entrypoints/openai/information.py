@@ -12,6 +12,7 @@ from octavo.engine.messages import RequestExplanation
 from octavo.engine.open_request import InFlight
 from octavo.entrypoints.openai.errors import HttpError, error_response
 from octavo.entrypoints.openai.service import Service
+from octavo.shown_settings import show_settings
 
 
 class LoadOptions(BaseModel):
@@ -89,7 +90,7 @@ class InformationEndpoints:
             "model_names": list(service.model_names),
             "root": service.model.source.name,
             "engine_settings": info.pop("settings"),
-            "server_settings": dict(service.settings),
+            "server_settings": show_settings(service.settings),
             "limits": info,
         }
 

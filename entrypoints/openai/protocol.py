@@ -5,6 +5,7 @@ table.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,6 +20,7 @@ from octavo.entrypoints.openai.refused_fields import (
 )
 from octavo.entrypoints.openai.reply_shape import ReplyShape
 from octavo.entrypoints.openai.usage import UsageReports
+from octavo.entrypoints.server_settings import ServerSettings
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 
@@ -30,6 +32,8 @@ MAX_LOGPROBS = 20
 
 Strings = Annotated[list[str], Field(fail_fast=True)]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
+Documents = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(BaseModel):
@@ -165,6 +169,16 @@ class GenerationRequest(JsonBody):
             )
         return ignored
 
+    def fill_in(self, settings: ServerSettings) -> None:
+        """Let the server's own defaults stand where the request says nothing."""
+        if self.return_tokens_as_token_ids is None:
+            self.return_tokens_as_token_ids = settings.return_tokens_as_token_ids
+        if self.stream_interval is None:
+            self.stream_interval = settings.stream_interval
+        if self.stream and settings.enable_force_include_usage:
+            options = self.stream_options or StreamOptions()
+            self.stream_options = options.model_copy(update={"include_usage": True})
+
     def to_sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
         """Return the parameters of this request; ``defaults`` hold where it says nothing.
 
@@ -247,7 +261,13 @@ class ChatCompletionRequest(GenerationRequest):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
+    """Needs a server that trusts the templates of its clients."""
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: Documents | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    """A variable of the template, which must read it."""
+    return_prompt_text: bool | None = None
 
     @property
     def num_logprobs(self) -> int | None:
@@ -271,16 +291,9 @@ class ChatCompletionRequest(GenerationRequest):
         return bool(self.add_special_tokens)
 
     @property
-    def is_prompted(self) -> bool:
-        """Whether the rendered conversation ends with the beginning of an answer."""
-        if self.add_generation_prompt is None:
-            return not self.continue_final_message
-        return self.add_generation_prompt
-
-    @property
-    def answer_role(self) -> str:
-        """Who speaks in the response: without a generation prompt, the last speaker goes on."""
-        return "assistant" if self.is_prompted else str(self.messages[-1].get("role"))
+    def reply_shape(self) -> ReplyShape:
+        """As for all; a chat can show its prompt, too."""
+        return replace(super().reply_shape, has_prompt_text=bool(self.return_prompt_text))
 
 
 def _read_logit_bias(biases: Mapping[str, float]) -> dict[int, float]:

@@ -21,8 +21,6 @@ REFUSED_EVERYWHERE: Refused = {
 }
 REFUSED_IN_CHAT: Refused = {
     "audio": (),
-    "chat_template": (),
-    "documents": ([],),
     "function_call": ("none",),
     "functions": ([],),
     "include_reasoning": (True,),
@@ -31,9 +29,7 @@ REFUSED_IN_CHAT: Refused = {
     "modalities": (["text"],),
     "parallel_tool_calls": (True,),
     "prediction": (),
-    "reasoning_effort": (),
     "return_mm_kwargs": (True,),
-    "return_prompt_text": (False,),
     "return_token_offsets": (False,),
     "routed_experts_prompt_start": (0,),
     "service_tier": ("auto", "default"),

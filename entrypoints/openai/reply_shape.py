@@ -13,6 +13,8 @@ class ReplyShape:
     """Alternatives to report at each token; None reports no log-probabilities."""
     has_echo: bool = False
     has_prompt_logprobs: bool = False
+    has_prompt_text: bool = False
+    """In chats alone: what the template has made of the messages."""
     has_token_ids: bool = False
     names_ids: bool = False
     """Whether tokens are called by their ids in the place of their texts."""

@@ -31,7 +31,6 @@ from octavo.entrypoints.openai.service import Service
 from octavo.entrypoints.processes import freeze_garbage
 from octavo.entrypoints.served_model import load_served_model
 from octavo.entrypoints.server_settings import ServerSettings
-from octavo.shown_settings import show_settings
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ def serve(
         model=model,
         model_names=names,
         has_admin_endpoints=settings.enable_admin_endpoints,
-        settings=show_settings(settings),
+        settings=settings,
     )
 
     freeze_garbage()
@@ -77,6 +76,8 @@ def serve(
     async def run() -> int:
         server = Server(service, settings, credentials, kill=client.kill)
         server.install_signal_handlers()
+        if model.chat_template is not None:
+            await service.templates.warm_up()
         return await server.run(listener)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -133,6 +134,7 @@ class Server:
         finally:
             for task in tasks:
                 task.cancel()
+            await self._service.templates.shutdown()
             await self._engine.shutdown()
         return self._status
 

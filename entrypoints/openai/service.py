@@ -1,13 +1,13 @@
 """What the routes of one server share."""
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from octavo.engine.async_engine import AsyncEngine
 from octavo.entrypoints.openai.errors import HttpError
+from octavo.entrypoints.openai.template_pool import TemplatePool
 from octavo.entrypoints.served_model import ServedModel
-from octavo.shown_settings import SettingValue
+from octavo.entrypoints.server_settings import ServerSettings
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,8 +21,8 @@ class Service:
     has_admin_endpoints: bool = False
     keep_alive_s: float = 15.0
     """After this long without anything to send, a stream says that it lives."""
-    settings: Mapping[str, SettingValue] = field(default_factory=dict)
-    """Of the server, as they may be shown."""
+    settings: ServerSettings = field(default_factory=ServerSettings)
+    templates: TemplatePool = field(default_factory=TemplatePool)
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     """True when the server ends: what is open goes on, nothing new is admitted."""

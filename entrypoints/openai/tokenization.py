@@ -12,8 +12,9 @@ from pydantic.config import JsonDict
 
 from octavo.engine.prompt_encoder import LONG_PROMPT_CHARACTERS
 from octavo.engine.tokenizer import Tokenizer
-from octavo.entrypoints.openai.chat import render_conversation
+from octavo.entrypoints.openai.conversations import render_conversation
 from octavo.entrypoints.openai.fields import JsonBody, Refused, report_ignored_fields
+from octavo.entrypoints.openai.protocol import Documents, ReasoningEffort
 from octavo.entrypoints.openai.request_body import read_body
 from octavo.entrypoints.openai.service import Service
 from octavo.errors import InvalidRequestError
@@ -47,8 +48,6 @@ class TokenizeRequest(JsonBody):
 
     model_config = ConfigDict(json_schema_extra=ONE_TEXT)
     refused: ClassVar[Refused] = {
-        "chat_template": (),
-        "documents": ([],),
         "media_io_kwargs": ({},),
         "mm_processor_kwargs": ({},),
         "tools": ([],),
@@ -61,7 +60,10 @@ class TokenizeRequest(JsonBody):
     """True with a prompt unless it says otherwise, false with messages."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: Documents | None = None
+    reasoning_effort: ReasoningEffort | None = None
     return_token_strs: bool | None = None
     """Also return each token as it stands in the vocabulary."""
 
@@ -82,7 +84,10 @@ class TokenizeRequest(JsonBody):
         given = {
             "add_generation_prompt": self.add_generation_prompt,
             "continue_final_message": self.continue_final_message,
+            "chat_template": self.chat_template,
             "chat_template_kwargs": self.chat_template_kwargs or None,
+            "documents": self.documents or None,
+            "reasoning_effort": self.reasoning_effort,
         }
         for name, value in given.items():
             if value is not None and value is not NEUTRAL_WITHOUT_MESSAGES.get(name):
@@ -131,8 +136,7 @@ class TokenizationEndpoints:
             work = partial(self._tokenize, tokenizer, body.prompt or "", body)
             is_quick = len(body.prompt or "") <= LONG_PROMPT_CHARACTERS
             return _respond(work() if is_quick else await self._wait_for(work), headers)
-        async with self._turns:
-            text = await render_conversation(self._service, body.messages, body)
+        text = await render_conversation(self._service, body.messages, body)
         work = partial(self._tokenize, tokenizer, text, body)
         return _respond(await self._wait_for(work), headers)
 

@@ -1,6 +1,7 @@
 import pytest
 
-from octavo.engine.chat import ChatOptions, ChatTemplate, read_chat_template
+from octavo.engine.chat import ChatTemplate, read_chat_template
+from octavo.engine.conversation import ChatOptions
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ConfigError, InvalidRequestError
 from tests.byte_level import build_byte_level_tokenizer

@@ -1,7 +1,13 @@
 """POST /v1/chat/completions over HTTP; the core repeats the ids of the rendered conversation."""
 
+import json
+import time
+
 import pytest
 
+from octavo.entrypoints.openai.protocol import ChatCompletionRequest
+from octavo.entrypoints.openai.template_pool import TemplatePool
+from octavo.entrypoints.server_settings import ServerSettings
 from tests.live_server import create_echo_model, running_server
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -154,3 +160,104 @@ def test_defaults_of_the_model_hold_unless_a_request_says_otherwise(fields):
     else:
         assert default.json["usage"]["completion_tokens"] == 6
     assert chosen.json["usage"]["completion_tokens"] == 10
+
+
+def test_template_of_a_client_needs_a_server_that_trusts_it():
+    fields = {"messages": HELLO, "chat_template": "{{ messages[0].content }}!", "max_tokens": 4}
+    with running_server(trust_request_chat_template=True) as server:
+        body = server.post("/v1/chat/completions", fields | {"return_prompt_text": True}).json
+        tokens = server.post("/tokenize", fields).json["tokens"]
+        broken = server.post("/v1/chat/completions", fields | {"chat_template": "{% if %}"})
+    assert body["prompt_text"] == "hi!"
+    assert len(tokens) == body["usage"]["prompt_tokens"]
+    assert broken.status == 400
+    assert broken.json["error"]["param"] == "chat_template"
+
+
+def test_template_of_a_client_is_refused_otherwise(server):
+    for path in ("/v1/chat/completions", "/tokenize"):
+        reply = server.post(path, {"messages": HELLO, "chat_template": "{{ 1 }}"})
+        assert reply.status == 400
+        assert reply.json["error"]["reason_code"] == "unsupported_parameter"
+        assert "--trust-request-chat-template" in reply.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("documents", [{"text": "a"}]), ("reasoning_effort", "low")]
+)
+def test_field_reaches_templates_that_read_it_and_is_refused_by_others(server, name, value):
+    fields = {"messages": HELLO, name: value, "max_tokens": 2, "return_prompt_text": True}
+    assert server.post("/v1/chat/completions", fields).json["error"]["param"] == name
+    template = f"{{{{ {name} | tojson }}}}{{{{ messages[0]['content'] }}}}"
+    with running_server(model=create_echo_model(chat_template=template)) as reader:
+        reply = reader.post("/v1/chat/completions", fields)
+    assert reply.json["prompt_text"] == json.dumps(value) + "hi"
+
+
+def test_prompt_text_is_shown_once(server):
+    fields = {"messages": HELLO, "max_tokens": 3, "return_prompt_text": True, "n": 2}
+    plain = server.post("/v1/chat/completions", fields).json["prompt_text"]
+    assert plain == "<s>[user]hi\n[assistant]"
+    events = server.post("/v1/chat/completions", fields | {"stream": True}).events
+    assert [event["prompt_text"] for event in events if "prompt_text" in event] == [plain]
+    cut = server.post("/v1/chat/completions", fields | {"truncate_prompt_tokens": 3}).json
+    assert plain.endswith(cut["prompt_text"])
+    assert 0 < len(cut["prompt_text"]) < len(plain)
+
+
+def test_defaults_of_the_server_hold_unless_a_request_says_otherwise():
+    settings = {
+        "default_chat_template_kwargs": {"flavour": "sweet"},
+        "response_role": "poet",
+        "return_tokens_as_token_ids": True,
+        "enable_force_include_usage": True,
+    }
+    template = "{{ flavour }}{{ messages[0]['content'] }}"
+    fields = {"messages": HELLO, "max_tokens": 6, "logprobs": True, "return_prompt_text": True}
+    own = {"chat_template_kwargs": {"flavour": "sour"}, "return_tokens_as_token_ids": False}
+    with running_server(model=create_echo_model(chat_template=template), **settings) as server:
+        plain = server.post("/v1/chat/completions", fields).json
+        other = server.post("/v1/chat/completions", fields | own).json
+        events = server.post("/v1/chat/completions", fields | {"stream": True}).events
+    assert [plain["prompt_text"], other["prompt_text"]] == ["sweethi", "sourhi"]
+    assert plain["choices"][0]["message"]["role"] == "poet"
+    tokens = [body["choices"][0]["logprobs"]["content"][0]["token"] for body in (plain, other)]
+    assert tokens[0].startswith("token_id:")
+    assert not tokens[1].startswith("token_id:")
+    assert events[-1]["usage"]["completion_tokens"] == 6
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, 7), (3, 3)])
+def test_stream_interval_of_the_server_is_a_default(own, expected):
+    body = ChatCompletionRequest(messages=HELLO, stream_interval=own)
+    body.fill_in(ServerSettings(stream_interval=7))
+    assert body.to_sampling_params({}).stream_interval == expected
+
+
+def test_content_has_the_form_that_the_server_was_told():
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    fields = {"messages": HELLO, "max_tokens": 2, "return_prompt_text": True}
+    with running_server(
+        model=create_echo_model(chat_template=template), chat_template_content_format="openai"
+    ) as server:
+        body = server.post("/v1/chat/completions", fields).json
+    assert body["prompt_text"] == "[{'type': 'text', 'text': 'hi'}]"
+
+
+def test_endless_template_is_the_clients_error_and_holds_up_nobody():
+    template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    endless = {"messages": HELLO, "chat_template": template}
+    with running_server(
+        trust_request_chat_template=True, templates=TemplatePool(time_limit_s=0.5)
+    ) as server:
+        collect = server.start_posts("/v1/chat/completions", endless, endless | {"stream": True})
+        longest = 0.0
+        while server.service.templates.pids or not longest:
+            start = time.monotonic()
+            assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 1}).status == 200
+            longest = max(longest, time.monotonic() - start)
+        replies = collect()
+        assert server.post("/v1/chat/completions", {"messages": HELLO}).status == 200
+    assert longest < 0.5
+    assert [reply.status for reply in replies] == [400, 400]
+    assert {reply.json["error"]["reason_code"] for reply in replies} == {"chat_template_too_slow"}

@@ -6,7 +6,6 @@ import octavo
 from octavo.config import EngineConfig
 from octavo.engine.limits import ServingLimits
 from octavo.entrypoints.server_settings import ServerSettings
-from octavo.shown_settings import show_settings
 from tests.live_server import running_checkpoint, running_server
 
 COMPLETION = {"prompt": [5, 6, 7], "max_tokens": 4}
@@ -114,7 +113,7 @@ def test_a_name_with_slashes_is_one_name(server, monkeypatch):
 def test_the_settings_are_told_with_what_was_resolved_and_no_secret(tiny_spm):
     secret = "hf_hunter2"
     with running_checkpoint(tiny_spm, hf_token=secret, max_num_seqs=7) as server:
-        server.service.settings = show_settings(ServerSettings())
+        server.service.settings = ServerSettings()
         reply = server.get("/server_info")
     info = reply.json
     assert info["version"] == octavo.__version__

@@ -3,8 +3,10 @@
 import asyncio
 import json
 
+import numpy as np
 import pytest
 
+from octavo.engine.prompt import EncodedPrompt
 from octavo.engine.tokenizer import Tokenizer
 from octavo.entrypoints.openai.chunk_writer import ChunkWriter
 from octavo.entrypoints.openai.forms import ChatForm, CompletionForm
@@ -32,7 +34,7 @@ def create_writer(form=None, *, has_usage=False, reports=UsageReports.NOWHERE, *
 
 
 def create_chat_form():
-    return ChatForm(ReplyShape(), TOKENIZER)
+    return ChatForm(ReplyShape(), TOKENIZER, EncodedPrompt(np.asarray([5], dtype=np.int32)))
 
 
 def make_output(text="a", *, index=0, finish_reason=None, error=None):

@@ -17,6 +17,7 @@ BODIES = [
 def slow_server():
     """Serve so slowly that no request ends by itself during a test."""
     with running_server(EchoCore(step_time_s=0.005)) as live:
+        live.call(live.service.templates.warm_up())
         yield live
 
 
