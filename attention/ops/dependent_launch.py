@@ -8,7 +8,8 @@ front; at one row a third of a small model's step is otherwise spent between ker
 
 A kernel that takes part calls ``wait_for_inputs`` once in every program, before it reads anything
 that a kernel writes and before it writes anything. It lets the next one start only then, so all
-kernels but the last in front of any program have ended. On devices before Hopper and for more rows,
+kernels but the last in front of any program have ended; ``python -m tests.early_loads`` looks for
+breaches in the machine code. On devices before Hopper and for more rows,
 where programs find no room beside each other, kernels follow each other as always.
 """
 

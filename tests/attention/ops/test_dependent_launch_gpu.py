@@ -1,10 +1,11 @@
-"""Kernels that start before the one in front has ended read nothing of it too early."""
+"""Kernels that start before the one in front has ended change no token.
+
+That they read nothing too early is seen in their machine code: tests/test_early_loads.py.
+"""
 
 import json
-import re
 
 import pytest
-import torch
 
 from octavo import LLM, SamplingParams
 from octavo.attention.ops import decode, store_kv
@@ -14,13 +15,6 @@ from tests.checkpoints import tiny_config
 pytestmark = pytest.mark.gpu
 
 MODULES = (store_kv, decode, norm, activation, gemv)
-NUM_EARLY_LOADS = {
-    store_kv._store_kv_kernel: 0,
-    decode._decode_kernel: 0,
-    activation._silu_mul_kernel: 0,
-    norm._rms_norm_kernel: 1,  # 8 elements of the weight a thread
-    gemv._gemv_kernel: 2,  # 16 of them
-}
 QWEN3_0_6B = {
     "hidden_size": 1024,
     "intermediate_size": 3072,
@@ -69,17 +63,3 @@ def test_starting_early_changes_no_token(folder, monkeypatch):
     late = generate(folder)
     assert len(set(late[0])) > 100
     assert early == late
-
-
-def test_only_weights_are_read_before_the_wait(folder):
-    generate(folder)
-    for kernel, num_early_loads in NUM_EARLY_LOADS.items():
-        compiled = kernel.device_caches[torch.cuda.current_device()][0].values()
-        before = [
-            code.asm["sass"].partition("ACQBULK")[0]
-            for code in compiled
-            if "ACQBULK" in code.asm["sass"]
-        ]
-        assert before, f"{kernel} never starts early"
-        for sass in before:
-            assert len(re.findall(r"\bLDG", sass)) <= num_early_loads, kernel

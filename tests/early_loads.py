@@ -1,0 +1,148 @@
+"""Compile the kernels of decode steps for Hopper, without one, and read what they load too early.
+
+A kernel that starts early may read weights before it waits, and nothing that kernels write. The
+compiler moves loads, so the machine code is what counts: every register carries the set of kernel
+arguments that it was computed from, in program order up to the wait. Prints a line a kernel.
+
+usage: python -m tests.early_loads
+"""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "0"
+
+import json
+import sys
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction, MockTensor
+
+from octavo.attention.backend import AttentionInputs
+from octavo.attention.triton_backend import TritonBackend
+from octavo.models.config import ModelConfig
+from octavo.models.layers.parallel import Shard
+from octavo.models.qwen3 import build_qwen3
+from octavo.models.rope import RopeConfig
+from tests.machine_code import disassemble, find_early_accesses
+
+NUM_ROWS = (1, 8, 64)
+FIRST_ARGUMENT = 0x210
+"""Where the arguments of a kernel begin in constant bank 0 on Hopper."""
+CONFIG = ModelConfig(
+    architecture="Qwen3ForCausalLM",
+    vocab_size=151_936,
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_layers=2,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    norm_eps=1e-6,
+    rope=RopeConfig(),
+    max_position_embeddings=2048,
+    tie_word_embeddings=True,
+    sliding_windows=(None, None),
+    dtype="bfloat16",
+)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel as it was launched; its pointers in order, and which of them are weights."""
+
+    name: str
+    num_rows: int
+    cubin: bytes
+    pointers: dict[int, str]
+    """Names by offset in the constant bank, of what kernels write: weights are not among them."""
+
+
+def compile_decode_steps() -> list[Launch]:
+    """Run a network over tensors without memory and compile what it launches early."""
+    launches: dict[bytes, Launch] = {}
+    run = JITFunction.run
+    num_rows = 0
+
+    def compile_only(kernel, *args, warmup=False, **options):
+        mocks = [
+            MockTensor(arg.dtype, arg.shape) if isinstance(arg, Tensor) else arg for arg in args
+        ]
+        compiled = run(kernel, *mocks, warmup=True, **options)
+        if options.get("launch_pdl"):
+            arguments = dict(zip(kernel.arg_names, args, strict=False))
+            pointers = find_activations(compiled.src.signature, arguments)
+            cubin = compiled.asm["cubin"]
+            launches.setdefault(cubin, Launch(kernel.fn.__name__, num_rows, cubin, pointers))
+        return compiled
+
+    JITFunction.run = compile_only
+    driver.set_active(FakeHopper())
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    torch.Tensor.is_cuda = property(lambda tensor: True)
+    with torch.device("meta"):
+        torch.set_default_dtype(torch.bfloat16)
+        model = build_qwen3(CONFIG, Shard())
+        backend = TritonBackend(model.kv_cache_spec(16), 8, dtype=torch.bfloat16, device="meta")
+        torch.set_default_dtype(torch.float32)
+        for num_rows in NUM_ROWS:
+            inputs = make_inputs(num_rows)
+            ids = torch.zeros(num_rows, dtype=torch.int64)
+            model.compute_logits(model(ids, backend.bind(inputs)))
+    return list(launches.values())
+
+
+class FakeHopper:
+    """A driver of a device that can only be compiled for."""
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device=None):
+        return 0
+
+
+def make_inputs(num_rows: int) -> AttentionInputs:
+    """Rows of one token each."""
+    ints = {"dtype": torch.int32}
+    return AttentionInputs(
+        query_start=torch.zeros(num_rows + 1, **ints),
+        context_lengths=torch.zeros(num_rows, **ints),
+        block_tables=torch.zeros(num_rows, 4, **ints),
+        positions=torch.zeros(num_rows, **ints),
+        slot_mapping=torch.zeros(num_rows, dtype=torch.int64),
+    )
+
+
+def find_activations(signature: dict[str, str], arguments: dict) -> dict[int, str]:
+    """Lay out the arguments as the compiler does; return pointers to what kernels write."""
+    offset, found = FIRST_ARGUMENT, {}
+    for name, kind in signature.items():
+        if kind == "constexpr":
+            continue
+        size = 8 if kind.startswith("*") or kind.endswith("64") else 4
+        offset = -(-offset // size) * size
+        if kind.startswith("*") and not isinstance(arguments[name], nn.Parameter):
+            found[offset] = name
+        offset += size
+    return found
+
+
+def main() -> None:
+    """Print what each kernel accesses too early; exit with 1 if there is any."""
+    num_bad = 0
+    for launch in compile_decode_steps():
+        early = find_early_accesses(disassemble(launch.cubin), launch.pointers)
+        print(json.dumps({"kernel": launch.name, "rows": launch.num_rows, "early": early}))
+        num_bad += bool(early)
+    sys.exit(num_bad > 0)
+
+
+if __name__ == "__main__":
+    main()
