@@ -7,20 +7,17 @@ the template writes one.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-from jinja2 import TemplateSyntaxError
 from transformers.utils.chat_template_utils import get_json_schema
 
 from octavo.engine.conversation import ChatOptions, Message, check_conversation, refuse_messages
 from octavo.engine.prompt import EncodedPrompt
 from octavo.engine.template_renderer import RenderJob, render
-from octavo.engine.template_sandbox import check_syntax
 from octavo.engine.tokenizer import Tokenizer
-from octavo.errors import ConfigError, InvalidRequestError
+from octavo.errors import InvalidRequestError
 from octavo.unicode import check_unicode
 
 DEFAULT_OPTIONS = ChatOptions()
@@ -96,33 +93,6 @@ class ChatTemplate:
         except ValueError as error:  # several templates and none is the default
             raise refuse_messages(str(error)) from error
         return template
-
-
-def read_chat_template(file_or_text: str | None) -> str | None:
-    """Return the text of a template that is given as a file's name or as itself.
-
-    Raises:
-        ConfigError: it looks like a file's name, and there is no such file; or it is no template.
-    """
-    if file_or_text is None:
-        return None
-    text = file_or_text
-    if "{" not in text and "\n" not in text:
-        text = _read_file(file_or_text)
-    try:
-        check_syntax(text)
-    except TemplateSyntaxError as error:
-        raise ConfigError(f"chat_template has an error in line {error.lineno}: {error}") from error
-    return text
-
-
-def _read_file(name: str) -> str:
-    try:
-        return Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"chat_template is {name!r}, which is no template and cannot be read as a file: {error}"
-        ) from error
 
 
 def _describe_tool(tool: Any) -> Any:

@@ -7,15 +7,18 @@ the data that it is given. It bounds neither time nor memory: ``template_process
 import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+
+from octavo.errors import ConfigError
 
 
 class GenerationTag(Extension):
@@ -68,15 +71,6 @@ def create_sandbox() -> Sandbox:
     return sandbox
 
 
-def check_syntax(text: str) -> None:
-    """Do nothing if this is a template; nothing of it is computed.
-
-    Raises:
-        TemplateSyntaxError: it is none.
-    """
-    create_sandbox().parse(text)
-
-
 def compile_template(text: str) -> tuple[Template, frozenset[str]]:
     """Return a template and the names of the variables that it reads.
 
@@ -86,6 +80,24 @@ def compile_template(text: str) -> tuple[Template, frozenset[str]]:
     sandbox = create_sandbox()
     names = find_undeclared_variables(sandbox.parse(text))
     return sandbox.from_string(text), frozenset(names)
+
+
+def read_chat_template(file_or_text: str | None) -> str | None:
+    """Return the text of a template that is given as a file's name or as itself.
+
+    Raises:
+        ConfigError: it looks like a file's name, and there is no such file; or it is no template.
+    """
+    if file_or_text is None:
+        return None
+    text = file_or_text
+    if "{" not in text and "\n" not in text:
+        text = _read_file(file_or_text)
+    try:
+        create_sandbox().parse(text)  # computes nothing
+    except TemplateSyntaxError as error:
+        raise ConfigError(f"chat_template has an error in line {error.lineno}: {error}") from error
+    return text
 
 
 def _check_name(name: object) -> None:
@@ -122,3 +134,12 @@ def _write_json(
         separators=separators,
         sort_keys=sort_keys,
     )
+
+
+def _read_file(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"chat_template is {name!r}, which is no template and cannot be read as a file: {error}"
+        ) from error

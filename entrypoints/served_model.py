@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from octavo.config import EngineConfig, Environment
-from octavo.engine.chat import ChatTemplate, read_chat_template
+from octavo.engine.chat import ChatTemplate
 from octavo.engine.messages import CoreInfo
 from octavo.engine.request_factory import RequestDefaults
 from octavo.engine.request_tracker import RequestTracker
+from octavo.engine.template_sandbox import read_chat_template
 from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.tokenizer_loader import load_tokenizer
 from octavo.errors import ConfigError, InvalidRequestError

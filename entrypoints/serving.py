@@ -7,6 +7,7 @@ from types import FrameType
 from typing import NoReturn
 
 from octavo.config import EngineConfig, Environment
+from octavo.engine.template_sandbox import read_chat_template
 from octavo.entrypoints.credentials import read_credentials
 from octavo.entrypoints.file_limit import raise_file_limit
 from octavo.entrypoints.logs import configure_http_logging, configure_logging
@@ -27,7 +28,8 @@ def serve(config: EngineConfig, settings: ServerSettings) -> int:
     signal.signal(signal.SIGTERM, _exit_while_loading)
     raise_file_limit()
     environment = Environment.read()
-    # What can be wrong with keys, certificates and the address should not wait for the model.
+    # What can be wrong with these and the address should not wait for the model.
+    read_chat_template(config.chat_template)
     credentials = read_credentials(settings, environment)
     with open_listener(settings) as listener:
         source = resolve_source(config, environment)

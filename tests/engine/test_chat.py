@@ -1,7 +1,8 @@
 import pytest
 
-from octavo.engine.chat import ChatTemplate, read_chat_template
+from octavo.engine.chat import ChatTemplate
 from octavo.engine.conversation import ChatOptions
+from octavo.engine.template_sandbox import read_chat_template
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ConfigError, InvalidRequestError
 from tests.byte_level import build_byte_level_tokenizer
@@ -183,3 +184,5 @@ def test_template_is_a_file_or_a_text(tmp_path):
     assert read_chat_template(None) is None
     with pytest.raises(ConfigError, match="missing"):
         read_chat_template(str(tmp_path / "missing.jinja"))
+    with pytest.raises(ConfigError, match="error in line 2"):
+        read_chat_template("{% for m in messages %}\n{% endif %}")
