@@ -1,7 +1,8 @@
 """Paged attention in plain torch: the CPU's backend, and the oracle of every kernel.
 
 Keys and values are gathered slot by slot, so nothing but the slots of a row's own context is ever
-read. Arithmetic is float32 whatever the pool's type.
+read. Arithmetic is float32 whatever the pool's type; what an 8-bit one cannot hold is cut to its
+largest value.
 """
 
 import itertools
@@ -102,7 +103,10 @@ class ReferenceAttention:
     def _store(self, lines: Tensor, new: Tensor) -> None:
         if len(self._stored) < len(new):
             new = new.index_select(0, self._stored)
-        lines.index_copy_(0, self._targets, new.flatten(1).to(lines.dtype))
+        rounded = _round(new.flatten(1), lines.dtype)
+        if lines.itemsize == 1:  # torch copies no 8-bit floats by index
+            lines, rounded = lines.view(torch.uint8), rounded.view(torch.uint8)
+        lines.index_copy_(0, self._targets, rounded)
 
     def _find_tiles(self, window: int | None) -> "list[_Tile]":
         if window not in self._tiles:
@@ -164,6 +168,14 @@ def _cut_into_tiles(
         for some in (rows[first : first + size] for first in range(0, len(rows), size)):
             tokens = [[starts[row]] for row in some]
             yield torch.tensor(some, device=device), torch.tensor(tokens, device=device)
+
+
+def _round(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert to the pool's type; no finite value becomes infinite or NaN in 8 bits."""
+    if dtype.itemsize == 1:
+        largest = torch.finfo(dtype).max
+        values = values.clamp(-largest, largest)
+    return values.to(dtype)
 
 
 def _normalise(layer: AttentionLayer, qk: Tensor) -> Tensor:

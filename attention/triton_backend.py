@@ -80,7 +80,7 @@ class TritonAttention:
         decode(layer, q, cache=cache, plan=self._plan_decode(layer), out=out)
         if self._has_prefills:
             attend = prefill_on_hopper if can_prefill_on_hopper(layer, cache) else prefill
-            attend(layer, q, cache=cache, plan=self._plan_prefill(layer), out=out)
+            attend(layer, q, cache=cache, plan=self._plan_prefill(layer, q.dtype), out=out)
         return out.flatten(1)
 
     def _plan_decode(self, layer: AttentionLayer) -> DecodePlan:
@@ -89,10 +89,9 @@ class TritonAttention:
             self._decode_plans[key] = plan_decode(layer, self._inputs, workspace=self._workspace)
         return self._decode_plans[key]
 
-    def _plan_prefill(self, layer: AttentionLayer) -> PrefillPlan:
+    def _plan_prefill(self, layer: AttentionLayer, dtype: torch.dtype) -> PrefillPlan:
         group = layer.num_heads // layer.num_kv_heads
         if group not in self._prefill_plans:
-            dtype = self._kv_pool.dtype
             self._prefill_plans[group] = plan_prefill(layer, self._inputs, dtype=dtype)
         return self._prefill_plans[group]
 

@@ -7,7 +7,7 @@ Host work is what a step costs the engine's thread besides waiting for the devic
 line; ``--kernels`` adds a table.
 
 usage: python benchmarks/decode_steps.py MODEL [--batch 64] [--context 1024] [--kernels]
-           [--quantization fp8]
+           [--quantization fp8] [--kv-cache-dtype fp8]
 """
 
 import argparse
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--quantization")
+    parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--kernels", action="store_true")
     args = parser.parse_args()
     llm = LLM(
@@ -49,6 +50,7 @@ def main() -> None:
         load_format="dummy",
         dtype="bfloat16",
         quantization=args.quantization,
+        kv_cache_dtype=args.kv_cache_dtype,
         max_model_len=36_000,
     )
     add_requests(llm, args.batch, args.context, args.steps)
@@ -159,6 +161,7 @@ def report(args: argparse.Namespace, result: dict[str, float]) -> None:
         "batch": args.batch,
         "context": args.context,
         "quantization": args.quantization,
+        "kv_cache_dtype": args.kv_cache_dtype,
         **result,
     }
     print(json.dumps(line), flush=True)

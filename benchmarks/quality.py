@@ -1,11 +1,12 @@
 """What fewer bits cost: the same texts scored with and without them; one JSON line.
 
 The texts are this repository's documents, cut into pieces of ``--tokens``. Every token is predicted
-from those before it, by the model as it is stored and with ``--quantization``, and compared: how
+from those before it, by the model as it is stored and with the options given, and compared: how
 often both find the same token the most likely one, how far the log-probabilities of the actual
 tokens are apart, and the perplexities.
 
-usage: python benchmarks/quality.py [MODEL] [--quantization fp8] [--tokens 512] [--pieces 40]
+usage: python benchmarks/quality.py [MODEL] [--quantization fp8] [--kv-cache-dtype fp8]
+           [--tokens 512] [--pieces 40]
 """
 
 import argparse
@@ -31,12 +32,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?")
     parser.add_argument("--quantization")
+    parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--pieces", type=int, default=40)
     args = parser.parse_args()
     plain = score(args)
-    changed = score(args, quantization=args.quantization)
+    changed = score(args, quantization=args.quantization, kv_cache_dtype=args.kv_cache_dtype)
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()

@@ -37,7 +37,6 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "enable_return_routed_experts": (False,),
     "enable_sleep_mode": (False,),
     "hf_overrides": (None, {}),
-    "kv_cache_dtype": ("auto",),
     "kv_events_config": (None,),
     "kv_transfer_config": (None,),
     "limit_mm_per_prompt": (None, {}),
@@ -66,6 +65,7 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
 
 VALUE_ALIASES: dict[str, dict[object, object]] = {
     "dtype": {"half": "float16", "float": "float32"},
+    "kv_cache_dtype": {"fp8_e4m3": "fp8"},
     "long_prefill_token_threshold": {0: None},
     "max_model_len": {-1: None, "auto": None},
 }

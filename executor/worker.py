@@ -51,6 +51,7 @@ def create_runner(config: EngineConfig, source: ModelSource) -> ModelRunner | De
     model_config = find_model_config(config, source, device)
     max_model_len = _resolve_max_model_len(config, model_config)
     dtype = resolve_dtype(config.dtype, model_config, device)
+    kv_dtype = torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else dtype
     with _logged("loaded the weights"):
         limit = find_free_memory() if device.type == "cpu" else None
         model = load_model(source, model_config, dtype=dtype, device=device, memory_limit=limit)
@@ -59,7 +60,7 @@ def create_runner(config: EngineConfig, source: ModelSource) -> ModelRunner | De
     demand = PoolDemand(
         max_num_seqs=config.max_num_seqs or DEVICE_DEFAULTS[device.type]["max_num_seqs"],
         max_model_len=max_model_len,
-        block_bytes=spec.num_block_elements() * dtype.itemsize,
+        block_bytes=spec.num_block_elements() * kv_dtype.itemsize,
     )
     info = ExecutorInfo(
         num_blocks=NUM_PROFILED_BLOCKS,
@@ -71,14 +72,14 @@ def create_runner(config: EngineConfig, source: ModelSource) -> ModelRunner | De
             source,
             model_config,
             dtype=dtype,
-            kv_dtype=dtype,
+            kv_dtype=kv_dtype,
             block_size=config.block_size,
             tensor_parallel_size=config.tensor_parallel_size,
         ),
         dtype=str(dtype).removeprefix("torch."),
         attention_backend=_resolve_backend(config, device),
     )
-    parts = RunnerParts(config, model, spec, dtype, device, info)
+    parts = RunnerParts(config, model, spec, kv_dtype, device, info)
     if device.type == "cpu":
         return _create_cpu_runner(parts, demand)
     return _create_device_runner(parts, demand, free_at_start)
@@ -91,7 +92,7 @@ class RunnerParts:
     config: EngineConfig
     model: CausalLM
     spec: KVCacheSpec
-    dtype: torch.dtype
+    kv_dtype: torch.dtype
     device: torch.device
     info: ExecutorInfo
 
@@ -103,7 +104,7 @@ class RunnerParts:
         if name == "reference" and self.device.type == "cuda":
             raise ConfigError("attention_backend is reference, which computes on a CPU: use triton")
         backend = TritonBackend if name == "triton" else ReferenceBackend
-        return backend(self.spec, num_blocks, dtype=self.dtype, device=self.device)
+        return backend(self.spec, num_blocks, dtype=self.kv_dtype, device=self.device)
 
     def sized(self, num_blocks: int) -> ExecutorInfo:
         """Return the executor's description with the pool's size."""
@@ -221,13 +222,14 @@ def find_model_config(
     model_config = load_config(source)
     if config.quantization == "fp8" and model_config.quantization is None:
         model_config = replace(model_config, quantization=ONLINE)
-    if model_config.quantization is not None and device.type == "cuda":
+    has_fp8 = model_config.quantization is not None or config.kv_cache_dtype == "fp8"
+    if has_fp8 and device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         if capability < MIN_FP8_CAPABILITY:
             raise ConfigError(
-                f"the matrices are to be kept in fp8, which needs a GPU of compute capability 8.9;"
-                f" this one has {capability[0]}.{capability[1]}: choose another checkpoint, or"
-                " leave quantization out"
+                "matrices or K/V are to be kept in fp8, which needs a GPU of compute capability"
+                f" 8.9; this one has {capability[0]}.{capability[1]}: choose another checkpoint,"
+                " or leave quantization and kv_cache_dtype out"
             )
     return model_config
 

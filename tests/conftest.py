@@ -28,6 +28,16 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+@pytest.fixture
+def rounding_interpreter(monkeypatch):
+    """Let the interpreter round to 8-bit floats as a device does."""
+    if not torch.cuda.is_available():
+        from tests import interpreter
+
+        converter = interpreter.convert_as_a_device
+        monkeypatch.setattr(interpreter.interpreter, "_convert_float", converter)
+
+
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory):
     """Folder that holds the session's checkpoints."""

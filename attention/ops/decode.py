@@ -230,8 +230,8 @@ def _attend(
         block = tl.load(table_ptr + (n + TILE) // BLOCK_SIZE, mask=n + TILE < context, other=0)
         offset = offset[:, None] + d[None, :]
         k = tl.load(k_ptr + offset, mask=in_tile, other=0.0)
-        v = tl.load(v_ptr + offset, mask=in_tile, other=0.0)
-        s = tl.dot(q, k.T, input_precision=INPUT_PRECISION) * scale
+        v = tl.load(v_ptr + offset, mask=in_tile, other=0.0).to(q.dtype)
+        s = tl.dot(q, k.to(q.dtype).T, input_precision=INPUT_PRECISION) * scale
         s = tl.where(visible[None, :], s, float("-inf"))
         # Every tile of a segment has a visible token: the maximum is finite from the first one on.
         new_max = tl.maximum(max_s, tl.max(s, axis=1))

@@ -136,8 +136,8 @@ def _prefill_kernel(
         offset = offset[:, None] + d[None, :]
         block = tl.load(table_ptr + (n + BLOCK_N) // BLOCK_SIZE, mask=n + BLOCK_N < stop, other=0)
         k = tl.load(k_ptr + offset, mask=in_cache, other=0.0)
-        v = tl.load(v_ptr + offset, mask=in_cache, other=0.0)
-        s = tl.dot(q, k.T, input_precision=INPUT_PRECISION)
+        v = tl.load(v_ptr + offset, mask=in_cache, other=0.0).to(q.dtype)
+        s = tl.dot(q, k.to(q.dtype).T, input_precision=INPUT_PRECISION)
         if (first >= full_stop) | (first < full_start):
             visible = n[None, :] <= position[:, None]
             if WINDOW > 0:

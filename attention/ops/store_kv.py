@@ -25,9 +25,9 @@ def store_kv(
     """Store k and v of all tokens of a step; return q and room for the step's output.
 
     Both are (num_tokens, num_heads, head_dim). q and k are normalised where the layer has weights
-    for it, then rotated, in float32, rounded once. A token with a negative slot stores nothing and
-    its output is zero, so that no attention kernel has to care for it; the other rows of the output
-    are uninitialised.
+    for it, then rotated, in float32, rounded once; what a cache of 8 bits cannot hold is cut to its
+    largest value. A token with a negative slot stores nothing and its output is zero, so that no
+    attention kernel has to care for it; the other rows of the output are uninitialised.
     """
     num_tokens = qkv.shape[0]
     assert qkv.stride(1) == 1, f"elements of qkv are {qkv.stride(1)} apart"

@@ -56,6 +56,7 @@ ENGINE_GROUPS = {
         "num_gpu_blocks_override",
         "gpu_memory_utilization",
         "kv_cache_memory_bytes",
+        "kv_cache_dtype",
         "enable_prefix_caching",
     ),
     "Scheduler": (

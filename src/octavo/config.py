@@ -15,6 +15,7 @@ from octavo.shown_settings import IS_PUBLIC
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+KVCacheDType = Literal["auto", "fp8"]
 AttentionBackendName = Literal["auto", "triton", "reference"]
 QuantizationName = Literal["fp8"]
 SchedulingPolicyName = Literal["fcfs", "priority", "lpm", "dfs"]
@@ -66,7 +67,7 @@ class EngineConfig:
     )
     dtype: DType = _setting(
         "auto",
-        "Data type of weights and K/V; auto is float32 on a CPU, else the model's 16-bit type.",
+        "Data type of weights; auto is float32 on a CPU, else the model's 16-bit type.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     quantization: QuantizationName | None = _setting(
@@ -101,6 +102,11 @@ class EngineConfig:
         0.92, "Share of the card's memory that this engine may use."
     )
     kv_cache_memory_bytes: int | None = _setting(None, "Bytes of the KV pool; None derives them.")
+    kv_cache_dtype: KVCacheDType = _setting(
+        "auto",
+        "Data type of K/V; auto is dtype, fp8 keeps 8-bit floats and computes with dtype.",
+        choices=("auto", "fp8"),
+    )
     enable_prefix_caching: bool = _setting(
         True, "Reuse the K/V of equal prompt prefixes across requests."
     )

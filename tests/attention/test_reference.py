@@ -86,11 +86,12 @@ def make_qkv(layer, num_tokens):
     return torch.randn(num_tokens, (layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim)
 
 
-def attend_densely(layer, qkv):
-    """Attend one query after the other, in float64."""
+def attend_densely(layer, qkv, kv_dtype=torch.float64):
+    """Attend one query after the other, in float64, to k and v rounded to ``kv_dtype``."""
     x = qkv.double().view(len(qkv), -1, layer.head_dim)
     q, k, v = x.split([layer.num_heads, layer.num_kv_heads, layer.num_kv_heads], dim=1)
     q, k = rotate_densely(layer, q, layer.q_norm), rotate_densely(layer, k, layer.k_norm)
+    k, v = k.float().to(kv_dtype).double(), v.float().to(kv_dtype).double()
     group = layer.num_heads // layer.num_kv_heads
     outputs = []
     for t in range(len(qkv)):
@@ -226,3 +227,23 @@ def test_a_bfloat16_pool_is_read_in_float32():
     torch.testing.assert_close(
         found.float(), attend_densely(layer, qkv.float()), atol=2e-2, rtol=2e-2
     )
+
+
+def test_kv_in_8_bits_is_rounded_once_and_computed_with_in_float32():
+    layer = make_layer(norm=True)
+    pool = Pool(layer, dtype=torch.float8_e4m3fn)
+    qkv = {row: make_qkv(layer, length) for row, length in enumerate((1, 33, 20))}
+    pool.attend({1: qkv[1][:32], 2: qkv[2][:3]})
+    found = pool.attend({0: qkv[0], 1: qkv[1][32:], 2: qkv[2][3:]})
+    for row, output in found.items():
+        expected = attend_densely(layer, qkv[row], torch.float8_e4m3fn)
+        assert_close(output, expected[-len(output) :])
+
+
+def test_values_beyond_8_bits_are_cut_to_the_largest():
+    layer = make_layer()
+    pool = Pool(layer, dtype=torch.float8_e4m3fn)
+    qkv = make_qkv(layer, 1)
+    qkv[:, -layer.head_dim :] = torch.tensor([1e4, -1e4]).repeat(layer.head_dim // 2)
+    (output,) = pool.attend({0: qkv}).values()
+    assert output[0, -2:].tolist() == [448.0, -448.0]

@@ -59,9 +59,20 @@ def test_quantised_matrices_are_kept_so(tiny_spm):
     assert (matrix.weight.dtype, matrix.scale.dtype) == (torch.float8_e4m3fn, torch.float32)
 
 
-def test_a_gpu_without_8_bit_floats_is_refused(tiny_spm, monkeypatch):
+def test_a_pool_of_8_bits_holds_as_many_blocks_in_a_quarter_of_the_bytes(tiny_spm):
+    settings = {"num_gpu_blocks_override": None, "max_num_seqs": 10**4}
+    plain, small = (
+        create(tiny_spm, kv_cache_memory_bytes=num_bytes, kv_cache_dtype=name, **settings)
+        for name, num_bytes in (("auto", 2**22), ("fp8", 2**20))
+    )
+    assert small._backend.kv_pool.dtype == torch.float8_e4m3fn
+    assert small.info.num_blocks == plain.info.num_blocks
+
+
+@pytest.mark.parametrize("setting", ["quantization", "kv_cache_dtype"])
+def test_a_gpu_without_8_bit_floats_is_refused(setting, tiny_spm, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    config = EngineConfig(quantization="fp8")
+    config = EngineConfig(**{setting: "fp8"})
     with pytest.raises(ConfigError, match=r"fp8, which needs .* 8\.9; this one has 8\.0"):
         worker.find_model_config(config, source_of(tiny_spm), torch.device("cuda"))
 
@@ -70,10 +81,10 @@ def test_block_keys_start_from_everything_that_the_kv_depends_on(tiny_spm):
     same = create(tiny_spm).info.cache_namespace
     assert create(tiny_spm, max_num_seqs=2).info.cache_namespace == same
     others = [{"block_size": 8}, {"dtype": "bfloat16"}, {"load_format": "dummy"}]
-    others.append({"quantization": "fp8"})
+    others += [{"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}]
     others.append({"load_format": "dummy", "seed": 1})
     keys = [create(tiny_spm, **settings).info.cache_namespace for settings in others]
-    assert len({same, *keys}) == 6
+    assert len({same, *keys}) == 7
 
 
 @pytest.mark.parametrize(

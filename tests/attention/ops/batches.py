@@ -54,7 +54,14 @@ def make_layer(*, kv_heads=2, group=2, head_dim=64, max_position=512, norm=False
 
 
 def make_batch(
-    layer, rows, *, dtype=torch.float32, block_size=16, num_padding_rows=0, num_padding_tokens=0
+    layer,
+    rows,
+    *,
+    dtype=torch.float32,
+    kv_dtype=None,
+    block_size=16,
+    num_padding_rows=0,
+    num_padding_tokens=0,
 ):
     """Make a step of ``rows``, each (tokens of this step, context length), in shuffled blocks."""
     counts = [-(-context // block_size) for _, context in rows]
@@ -82,7 +89,8 @@ def make_batch(
     width = (layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim
     qkv = torch.randn(len(inputs.positions), width, device=DEVICE)
     qkv[~(inputs.slot_mapping >= 0)] = torch.nan
-    return Batch(_cast_norms(layer, dtype), inputs, pool.to(dtype), qkv.to(dtype))
+    pool = pool.to(kv_dtype or dtype)
+    return Batch(_cast_norms(layer, dtype), inputs, pool, qkv.to(dtype))
 
 
 def _make_pool(layer, num_blocks, block_size, stored):
@@ -106,7 +114,7 @@ def run_kernels(batch, *, num_programs=5, cache=None, prefill=prefill):
     torch.use_deterministic_algorithms(True)
     try:
         workspace = DecodeWorkspace.create(
-            batch.layer.head_dim, batch.qkv.dtype, num_programs=num_programs, device=DEVICE
+            batch.layer.head_dim, batch.pool.dtype, num_programs=num_programs, device=DEVICE
         )
         q, out = store_kv(batch.layer, batch.qkv, inputs=batch.inputs, cache=cache)
         plan = plan_decode(batch.layer, batch.inputs, workspace=workspace)
@@ -122,13 +130,15 @@ def run_kernels(batch, *, num_programs=5, cache=None, prefill=prefill):
 def run_reference(batch):
     """Return the float32 output and the pool that it leaves, rows without a context left out.
 
-    On the CPU: the oracle of a device does not run on it.
+    The pool is float32, or of 8 bits like the kernels'. On the CPU: the oracle of a device does not
+    run on it.
     """
     pool, inputs = batch.pool, batch.inputs
     live = int((inputs.context_lengths > 0).sum())
     num_tokens = int(inputs.query_start[live])
     spec = KVCacheSpec(NUM_LAYERS, pool.shape[4], pool.shape[5], pool.shape[3])
-    backend = ReferenceBackend(spec, len(pool), dtype=torch.float32)
+    dtype = pool.dtype if pool.itemsize == 1 else torch.float32
+    backend = ReferenceBackend(spec, len(pool), dtype=dtype)
     backend.kv_pool.copy_(pool)
     cut = AttentionInputs(
         inputs.query_start[: live + 1].cpu(),

@@ -5,6 +5,7 @@ import torch
 
 from octavo.attention.ops.paged_kv import PagedKV
 from tests.attention.ops.batches import (
+    DEVICE,
     LAYER_INDEX,
     assert_kernels_equal_reference,
     make_batch,
@@ -15,6 +16,7 @@ from tests.attention.ops.batches import (
 
 DECODES = [(1, 1), (1, 16), (1, 17), (1, 64), (1, 65), (1, 131)]
 CHUNKS = [(2, 2), (17, 17), (3, 64), (33, 97)]
+FP8 = torch.float8_e4m3fn
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +89,26 @@ def test_a_row_that_another_row_of_the_step_writes_is_read_complete():
     batch = make_batch(make_layer(), [(16, 16), (1, 17)])
     batch.inputs.block_tables[1, 0] = batch.inputs.block_tables[0, 0]
     assert_kernels_equal_reference(batch)
+
+
+@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float32, 64), (torch.float16, 96)])
+def test_kv_in_8_bits_is_read_as_the_reference_reads_it(dtype, head_dim, rounding_interpreter):
+    rows = [(1, 5), (18, 20), (1, 131), (3, 31), (1, 1)]
+    layer = make_layer(kv_heads=1, head_dim=head_dim, norm=True)
+    batch = make_batch(layer, rows, dtype=dtype, kv_dtype=FP8, num_padding_rows=1)
+    assert_kernels_equal_reference(batch)
+
+
+def test_k_and_v_are_rounded_to_8_bits_once_and_cut_to_the_largest(rounding_interpreter):
+    layer = make_layer(kv_heads=3, rotary_dim=16)
+    batch = make_batch(layer, [(1, 1), (18, 33)], kv_dtype=FP8, num_padding_tokens=1)
+    batch.qkv.mul_(torch.logspace(-4, 4, batch.qkv.shape[1], device=DEVICE))
+    _, expected = run_reference(batch)
+    run_kernels(batch)
+    found, expected = batch.pool.float(), expected.float()
+    assert expected[expected.isfinite()].abs().max() == 448
+    assert torch.equal(found.isnan(), expected.isnan())
+    # A value between two of the type may be rounded to either.
+    torch.testing.assert_close(found, expected, rtol=2**-3, atol=2**-9, equal_nan=True)
+    is_off = (found != expected) & ~expected.isnan()
+    assert is_off.sum() <= 1e-3 * expected.isfinite().sum()

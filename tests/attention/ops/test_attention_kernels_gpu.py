@@ -41,6 +41,14 @@ def test_mixed_steps_equal_the_reference_for_every_head_shape(group, head_dim, d
     assert_both_prefills_equal_reference(batch)
 
 
+@pytest.mark.parametrize("group", [1, 2, 4, 8])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+def test_kv_in_8_bits_is_read_as_the_reference_reads_it(group, head_dim):
+    layer = make_layer(group=group, head_dim=head_dim, max_position=4096, norm=True)
+    batch = make_batch(layer, MIXED, dtype=torch.bfloat16, kv_dtype=torch.float8_e4m3fn)
+    assert_kernels_equal_reference(batch, num_programs=396)
+
+
 @pytest.mark.parametrize("window", [1, 100, 128, 1000])
 def test_sliding_windows_equal_the_reference(window):
     layer = make_layer(group=4, head_dim=128, max_position=4096, sliding_window=window)
