@@ -9,13 +9,8 @@ from torch import Tensor
 from octavo.attention.backend import AttentionInputs, AttentionLayer, KVCacheSpec
 from octavo.attention.ops.decode import decode
 from octavo.attention.ops.paged_kv import PagedKV
-from octavo.attention.ops.plan import (
-    DecodePlan,
-    DecodeWorkspace,
-    PrefillPlan,
-    plan_decode,
-    plan_prefill,
-)
+from octavo.attention.ops.plan_decode import DecodePlan, DecodeWorkspace, plan_decode
+from octavo.attention.ops.plan_prefill import PrefillPlan, plan_prefill
 from octavo.attention.ops.prefill import prefill
 from octavo.attention.ops.prefill_hopper import can_prefill_on_hopper, prefill_on_hopper
 from octavo.attention.ops.store_kv import store_kv

@@ -22,7 +22,8 @@ from torch import Tensor
 from octavo.attention.backend import AttentionInputs, AttentionLayer
 from octavo.attention.ops.decode import decode
 from octavo.attention.ops.paged_kv import PagedKV
-from octavo.attention.ops.plan import DecodeWorkspace, plan_decode, plan_prefill
+from octavo.attention.ops.plan_decode import DecodeWorkspace, plan_decode
+from octavo.attention.ops.plan_prefill import plan_prefill
 from octavo.attention.ops.prefill import prefill
 from octavo.attention.ops.prefill_hopper import prefill_on_hopper
 from octavo.attention.ops.store_kv import store_kv

@@ -22,7 +22,7 @@ from torch import Tensor
 from octavo.attention.backend import AttentionLayer
 from octavo.attention.ops.dependent_launch import can_start_early, wait_for_inputs
 from octavo.attention.ops.paged_kv import PagedKV
-from octavo.attention.ops.plan import MAX_GROUP, SHARE_FIELDS, DecodePlan, first_visible
+from octavo.attention.ops.plan_decode import MAX_GROUP, SHARE_FIELDS, DecodePlan, first_visible
 
 LOG2_E = 1.4426950408889634
 NUM_WARPS = 2

@@ -21,7 +21,7 @@ from torch import Tensor
 from octavo.attention.backend import AttentionLayer
 from octavo.attention.ops.decode import LOG2_E
 from octavo.attention.ops.paged_kv import PagedKV
-from octavo.attention.ops.plan import TILE_FIELDS, PrefillPlan
+from octavo.attention.ops.plan_prefill import TILE_FIELDS, PrefillPlan
 
 TILE_BYTES = 16_384
 """Bytes of K in a tile: 64 tokens x 128 elements of 16 bit."""

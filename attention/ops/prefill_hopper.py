@@ -33,7 +33,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from octavo.attention.backend import AttentionLayer
 from octavo.attention.ops.decode import LOG2_E
 from octavo.attention.ops.paged_kv import PagedKV
-from octavo.attention.ops.plan import BLOCK_M, TILE_FIELDS, PrefillPlan
+from octavo.attention.ops.plan_prefill import BLOCK_M, TILE_FIELDS, PrefillPlan
 
 ROWS = gl.constexpr(BLOCK_M // 2)
 """Rows of one consumer: what one warpgroup multiplies at once."""

@@ -8,7 +8,8 @@ from torch import Tensor
 from octavo.attention.backend import AttentionInputs, AttentionLayer, KVCacheSpec
 from octavo.attention.ops.decode import decode
 from octavo.attention.ops.paged_kv import PagedKV
-from octavo.attention.ops.plan import DecodeWorkspace, plan_decode, plan_prefill
+from octavo.attention.ops.plan_decode import DecodeWorkspace, plan_decode
+from octavo.attention.ops.plan_prefill import plan_prefill
 from octavo.attention.ops.prefill import prefill
 from octavo.attention.ops.store_kv import store_kv
 from octavo.attention.reference import ReferenceBackend

@@ -1,7 +1,7 @@
-"""Who works on what: made on the device from the lengths, once a step, and used by all layers.
+"""Who works on what of the rows with one token: planned on the device, once a step for all layers.
 
-Rows with one token decode, rows with several prefill. Both plans are arrays of records that a
-program of the attention kernels reads with independent loads when it starts.
+The plan is made from the lengths. It is an array of records that a program of the attention kernel
+reads with independent loads when it starts.
 """
 
 from dataclasses import dataclass
@@ -20,19 +20,12 @@ DECODE_TILE_BYTES = 8192
 MERGED_PER_TILE = 5
 """Pieces that a merge adds in the time of one tile. A segment of n tiles in shares of s takes about
 s + n / s / MERGED_PER_TILE tiles' time: least for s = sqrt(n / MERGED_PER_TILE)."""
-BLOCK_M = 128
-"""Rows of a query tile: two warpgroups of 64, the least that wgmma takes."""
-BLOCK_M_FLOAT32 = 32
-"""IEEE float32 runs without matrix units; more rows would spill."""
 LOOKED_UP = 16
 """Records that one program of a plan kernel makes: rows x 16 comparisons stay in registers."""
 SHARE_FIELDS = tl.constexpr(8)
 """int32 words of a planned row: first unit, tiles a head, row, token, context length. A share has
 those of the row in which it begins, the number of that row among the planned, units a share and the
 unit at which this one ends. Eight words are one 32-byte sector of memory."""
-TILE_FIELDS = tl.constexpr(4)
-"""int32 words of a query tile: tokens from its first to the row's last, row, first token in the
-batch, its position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,45 +101,6 @@ def plan_decode(
     return plan
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillPlan:
-    """Query tiles of one step; valid for all layers with the planned group of query heads.
-
-    There are as many as the shapes allow at most; those that the lengths leave over have no tokens.
-    """
-
-    inputs: AttentionInputs
-    tiles: Tensor  # (max_num_tiles, TILE_FIELDS) int32
-    block_m: int
-
-
-def plan_prefill(
-    layer: AttentionLayer, inputs: AttentionInputs, *, dtype: torch.dtype
-) -> PrefillPlan:
-    """Cut the tokens of all rows that have more than one into query tiles, on the device."""
-    num_rows = inputs.context_lengths.shape[0]
-    block_m = BLOCK_M if dtype.itemsize == 2 else BLOCK_M_FLOAT32
-    tile_tokens = block_m // (layer.num_heads // layer.num_kv_heads)
-    max_num_tiles = inputs.positions.shape[0] // tile_tokens + num_rows
-    tiles = torch.empty(
-        (max_num_tiles, TILE_FIELDS.value),
-        dtype=torch.int32,
-        device=inputs.context_lengths.device,
-    )
-    _plan_prefill_kernel[(triton.cdiv(max_num_tiles, LOOKED_UP),)](
-        tiles,
-        inputs.query_start,
-        inputs.context_lengths,
-        num_rows,
-        max_num_tiles,
-        TILE_TOKENS=tile_tokens,
-        ROWS_PAD=pad_rows(num_rows),
-        TILES=LOOKED_UP,
-        num_warps=8,
-    )
-    return PrefillPlan(inputs, tiles, block_m)
-
-
 def pad_rows(num_rows: int) -> int:
     """Round the number of rows so that few variants of a plan kernel are compiled."""
     return 128 if num_rows <= 128 else max(1024, triton.next_power_of_2(num_rows))
@@ -217,41 +171,3 @@ def _pick(values, chosen):
 def first_visible(context, WINDOW: tl.constexpr):
     """First of ``context`` tokens that the last one sees."""
     return context * 0 if WINDOW == 0 else tl.maximum(context - WINDOW, 0)
-
-
-@triton.jit(do_not_specialize=["num_rows", "max_num_tiles"])
-def _plan_prefill_kernel(
-    tiles_ptr,
-    query_start_ptr,
-    context_lengths_ptr,
-    num_rows,
-    max_num_tiles,
-    TILE_TOKENS: tl.constexpr,
-    ROWS_PAD: tl.constexpr,
-    TILES: tl.constexpr,
-):
-    """Count the tiles of all rows in each program; each looks up the rows of ``TILES`` tiles."""
-    row = tl.arange(0, ROWS_PAD)
-    exists = row < num_rows
-    first_token = tl.load(query_start_ptr + row, mask=exists, other=0)
-    num_tokens = tl.load(query_start_ptr + row + 1, mask=exists, other=0) - first_token
-    end = tl.cumsum(tl.where(num_tokens > 1, tl.cdiv(num_tokens, TILE_TOKENS), 0), axis=0)
-
-    # A tile belongs to the row whose number is how many rows end before it, and begins where the
-    # last of them ended. The last tiles of a row have the longest context and take the first place.
-    place = tl.program_id(0) * TILES + tl.arange(0, TILES)
-    tile = tl.max(end, axis=0) - 1 - place
-    ended = end[:, None] <= tile[None, :]
-    tile_row = tl.sum(ended.to(tl.int32), axis=0)
-    row_start = tl.max(tl.where(ended, end[:, None], 0), axis=0)
-    exists = tile >= 0
-    first_token = tl.load(query_start_ptr + tile_row, mask=exists, other=0)
-    num_tokens = tl.load(query_start_ptr + tile_row + 1, mask=exists, other=0) - first_token
-    context = tl.load(context_lengths_ptr + tile_row, mask=exists, other=0)
-    skipped = (tile - row_start) * TILE_TOKENS
-    planned = tiles_ptr + place * TILE_FIELDS
-    in_plan = place < max_num_tiles
-    tl.store(planned, tl.where(exists, num_tokens - skipped, 0), mask=in_plan)
-    tl.store(planned + 1, tile_row, mask=in_plan)
-    tl.store(planned + 2, first_token + skipped, mask=in_plan)
-    tl.store(planned + 3, context - num_tokens + skipped, mask=in_plan)
