@@ -5,7 +5,7 @@ the median of its replays divided by its launches. Floors: K/V bytes over the ca
 operations over its matrix rate.
 
 usage: python benchmarks/attention.py [store plan decode prefill] [--pool-gb 100]
-           [--layout block|layer] [--order token|head] [--group 4]
+           [--layout block|layer] [--order token|head] [--group 4] [--kv-cache-dtype fp8]
 """
 
 import argparse
@@ -51,6 +51,11 @@ PREFILLS = {
     "16 x 512": [(512, 512)] * 16,
     "1k on 31k": [(1024, 32_768)],
 }
+PREFILL_KERNELS: dict[torch.dtype, tuple[PrefillKernel, ...]] = {
+    torch.bfloat16: (prefill, prefill_on_hopper),
+    torch.float8_e4m3fn: (prefill,),
+}
+KV_DTYPES = {"auto": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 POOL_DIMS = {
     ("block", "token"): "BLCTHD",
     ("block", "head"): "BLCHTD",
@@ -69,6 +74,7 @@ class Model:
     head_dim: int = 128
     block_size: int = 16
     dtype: torch.dtype = torch.bfloat16
+    kv_dtype: torch.dtype = torch.bfloat16
 
     def make_layer(self) -> AttentionLayer:
         """Make a layer with q/k-norm."""
@@ -86,7 +92,15 @@ class Model:
     @property
     def token_bytes(self) -> int:
         """Bytes of K and V of one token in one layer."""
-        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        return 2 * self.num_kv_heads * self.head_dim * self.kv_dtype.itemsize
+
+
+def make_random(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Make small values of any float type; torch draws none of 8 bits."""
+    if dtype.itemsize > 1:
+        return torch.empty(sizes, dtype=dtype, device="cuda").normal_()
+    codes = torch.empty(sizes, dtype=torch.uint8, device="cuda").random_(0, 64)
+    return codes.view(dtype)
 
 
 class Pool:
@@ -105,7 +119,7 @@ class Pool:
             "H": model.num_kv_heads,
             "D": model.head_dim,
         }
-        pool = torch.empty([sizes[dim] for dim in dims], dtype=model.dtype, device="cuda").normal_()
+        pool = make_random([sizes[dim] for dim in dims], model.kv_dtype)
         pool = pool.permute([dims.index(dim) for dim in "LCBTHD"])
         self.caches = [PagedKV(layer[0], layer[1]) for layer in pool]
         self.free = torch.randperm(self.num_blocks, device="cuda").int()
@@ -167,7 +181,7 @@ def create_workspace(model: Model) -> DecodeWorkspace:
     count = torch.cuda.get_device_properties(0).multi_processor_count
     return DecodeWorkspace.create(
         model.head_dim,
-        model.dtype,
+        model.kv_dtype,
         num_programs=count * PROGRAMS_PER_MULTIPROCESSOR,
         device="cuda",
     )
@@ -215,7 +229,9 @@ def time_store(pool: Pool, num_tokens: int) -> dict[str, float]:
 
     launches = [partial(store_kv, layer, qkv, inputs=inputs, cache=cache) for cache in pool.caches]
     us = time_graph(launches)
-    return {"us": us, "floor_us": 2 * qkv.nbytes / COPY_BYTES_PER_S * 1e6}
+    q_bytes = num_tokens * layer.num_heads * layer.head_dim * qkv.itemsize
+    num_bytes = qkv.nbytes + q_bytes + num_tokens * pool.model.token_bytes
+    return {"us": us, "floor_us": num_bytes / COPY_BYTES_PER_S * 1e6}
 
 
 def time_plans(pool: Pool, num_rows: int) -> dict[str, float]:
@@ -250,7 +266,7 @@ def run_all(pool: Pool, kernels: list[str]) -> Iterator[tuple[str, str, dict[str
             yield "decode", shape, time_decode(pool, lengths)
     if "prefill" in kernels:
         for shape, rows in PREFILLS.items():
-            for kernel in (prefill, prefill_on_hopper):
+            for kernel in PREFILL_KERNELS[pool.model.kv_dtype]:
                 yield kernel.__name__, shape, time_prefill(pool, rows, kernel=kernel)
 
 
@@ -262,11 +278,13 @@ def main() -> None:
     parser.add_argument("--layout", choices=["block", "layer"], default="block")
     parser.add_argument("--order", choices=["token", "head"], default="token")
     parser.add_argument("--group", type=int, default=4)
+    parser.add_argument("--kv-cache-dtype", choices=list(KV_DTYPES), default="auto")
     arguments = parser.parse_args()
-    model = Model(group=arguments.group)
+    model = Model(group=arguments.group, kv_dtype=KV_DTYPES[arguments.kv_cache_dtype])
     dims = POOL_DIMS[arguments.layout, arguments.order]
     pool = Pool(model, arguments.pool_gb * 1e9, dims=dims)
     settings = {"device": torch.cuda.get_device_name(), "pool": dims, "group": model.group}
+    settings["kv_cache_dtype"] = arguments.kv_cache_dtype
     for kernel, shape, times in run_all(pool, arguments.kernels):
         if "floor_us" in times:
             times["percent_of_floor"] = 100 * times["floor_us"] / times["us"]
