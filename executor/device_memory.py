@@ -6,26 +6,28 @@ from dataclasses import dataclass
 import torch
 
 from octavo.errors import ConfigError
+from octavo.executor.step_program import StepShape
 
 GIB = 2**30
 GRAPH_BYTES = 24 * 2**20
-"""Of one captured size: nodes and parameters of about 400 kernels, twice."""
-ROW_BYTES = 2**19
-"""Activations of one row besides its logits, with room to spare."""
+"""Of one captured shape: nodes and parameters of about 400 kernels, twice."""
+TOKEN_BYTES = 2**19
+"""Activations of one token besides its logits, with room to spare."""
 MARGIN_BYTES = 256 * 2**20
 """Left alone: fragments of the allocator, and kernels that are loaded on their first launch."""
 
 
-def find_graph_bytes(sizes: Sequence[int], vocab_size: int) -> int:
-    """Return what graphs of these sizes take.
+def find_graph_bytes(shapes: Sequence[StepShape], vocab_size: int) -> int:
+    """Return what graphs of these shapes take.
 
     Each keeps its nodes and its 16-bit logits, which its step is read from; other activations are
-    shared: the largest size's are enough.
+    shared: those of the most tokens are enough.
     """
-    if not sizes:
+    if not shapes:
         return 0
-    logits = 2 * vocab_size * sum(sizes)
-    return GRAPH_BYTES * len(sizes) + logits + ROW_BYTES * max(sizes)
+    logits = 2 * vocab_size * sum(shape.num_rows for shape in shapes)
+    most_tokens = max(shape.num_tokens for shape in shapes)
+    return GRAPH_BYTES * len(shapes) + logits + TOKEN_BYTES * most_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Runs Steps on a CUDA device: uploads, kernels and read-backs in the order of submission.
 
-Rows live on the device. A step in which every row computes and samples one token is one upload, two
-graphs and one read-back; other steps launch the same kernels singly, in one forward pass. The host
-never waits for the device, except for a staging slot that is still being copied and for results.
+Rows live on the device. A step that fits a captured shape, as all do in which every row decodes, is
+one upload, two graphs and one read-back; others launch the same kernels singly. The host never
+waits for the device, except for a staging slot that is still being copied and for results.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from octavo.attention.backend import AttentionBackend
 from octavo.executor.compile_ahead import compiling_ahead
 from octavo.executor.device_logprobs import LogprobReadback, PromptLogprobReadback
 from octavo.executor.device_rows import DeviceRows
-from octavo.executor.graphs import EAGER_SIZES, DecodeGraphs, EditScratch
+from octavo.executor.graphs import EAGER_SIZES, EditScratch, StepGraphs
 from octavo.executor.logprobs import MAX_LOGIT_ROWS
 from octavo.executor.ops.choose import EXHAUSTED as EXHAUSTED_CODE
 from octavo.executor.ops.prepare_inputs import DeviceBatch
@@ -38,14 +38,6 @@ from octavo.models.causal_lm import CausalLM
 MIN_UPLOAD_WORDS = 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceOptions:
-    """How decode steps are launched."""
-
-    enforce_eager: bool
-    graph_sizes: Sequence[int]
-
-
 class DeviceRunner:
     """Owns rows, staging rings and graphs; uses the network, and the backend with its KV pool."""
 
@@ -56,11 +48,11 @@ class DeviceRunner:
         info: ExecutorInfo,
         *,
         device: torch.device,
-        options: DeviceOptions,
+        graph_shapes: Sequence[StepShape],
     ) -> None:
         self.info = info
         self._device = device
-        self._options = options
+        self._graph_shapes = graph_shapes
         self._stream = _create_stream(device)
         capacity = max(MIN_UPLOAD_WORDS, 2 * info.max_model_len + 4 * info.vocab_size)
         self._uploads = UploadRing(capacity, device)
@@ -82,14 +74,8 @@ class DeviceRunner:
         )
         self._max_blocks = rows.block_tables.shape[1]
         self._edited = EditScratch(info.num_rows, info.vocab_size, device)
-        decode_batch = self._create_batch(info.num_rows, info.num_rows)
-        self.graphs = DecodeGraphs(
-            options.graph_sizes,
-            lambda size: StepProgram(
-                self._state, StepShape.decode(size), slice_batch(decode_batch, size)
-            ),
-            edited=self._edited,
-        )
+        self._decode_batch = self._create_batch(info.num_rows, info.num_rows)
+        self.graphs = StepGraphs(graph_shapes, self._create_program, edited=self._edited)
 
     def compile(self, *, num_tokens: int) -> None:
         """Compile the kernels of steps of all kinds side by side; nothing is computed.
@@ -99,9 +85,9 @@ class DeviceRunner:
         """
         num_rows = self.info.num_rows
         sizes = [*(size for size in VARIED_BATCHES if size < num_rows), num_rows]
-        shapes = [StepShape.decode(size) for size in sizes]
-        shapes += [StepShape.prefill(size, 2 * size) for size in sizes]
-        shapes.append(StepShape.prefill(num_rows, num_tokens))
+        shapes = [StepShape.padded(size, size) for size in sizes]
+        shapes += [StepShape.padded(size, 2 * size) for size in sizes]
+        shapes.append(StepShape.padded(num_rows, num_tokens))
         with torch.inference_mode(), torch.cuda.stream(self._stream), compiling_ahead():
             for shape in shapes:
                 batch = self._create_batch(shape.num_rows, shape.num_tokens)
@@ -113,27 +99,25 @@ class DeviceRunner:
                 program.sample(self._edited.take())
 
     def warm_up(self) -> None:
-        """Capture decode steps of the sizes of a few users."""
-        if self._options.enforce_eager:
-            return
-        sizes = [size for size in self._options.graph_sizes if size in EAGER_SIZES]
+        """Capture decode steps of the sizes of a few users, and run one with edits once."""
+        decode = [shape for shape in self._graph_shapes if shape.is_decode]
         with torch.inference_mode(), torch.cuda.stream(self._stream):
-            for size in sizes:
-                self._upload_padding(size)
-                self.graphs.run(size, has_edits=False)
-                self.graphs.run(size, has_edits=False)  # captures
-            for size in sorted(self._options.graph_sizes)[:1]:
-                self._upload_padding(size)
-                self.graphs.run(size, has_edits=True)
+            for shape in decode:
+                if shape.num_rows in EAGER_SIZES:
+                    self._upload_padding(shape)
+                    self.graphs.run(shape, has_edits=False)
+                    self.graphs.run(shape, has_edits=False)  # captures
+            for shape in decode[:1]:
+                self._upload_padding(shape)
+                self.graphs.run(shape, has_edits=True)
         torch.cuda.synchronize(self._device)
 
     def profile(self, *, num_tokens: int) -> None:
         """Run the largest step without writing anything, for its memory."""
-        num_rows = self.info.num_rows
-        shape = StepShape.prefill(num_rows, num_tokens)
+        shape = StepShape.padded(self.info.num_rows, num_tokens)
         with torch.inference_mode(), torch.cuda.stream(self._stream):
-            self._upload_padding(num_rows)
-            batch = self._create_batch(num_rows, num_tokens)
+            self._upload_padding(shape)
+            batch = self._create_batch(shape.num_rows, shape.num_tokens)
             program = StepProgram(self._state, shape, batch)
             program.forward()
             program.sample(self._edited.take())
@@ -173,13 +157,17 @@ class DeviceRunner:
 
     def _run(self, step: Step, rows: list[int]) -> StepProgram:
         has_edits = not self._row_uploads.edited.isdisjoint(rows)
-        size = self._find_graph_size(step)
-        if size is not None:
-            self._upload(step, StepShape.decode(size))
-            return self.graphs.run(size, has_edits=has_edits)
+        num_tokens = int(step.num_tokens.sum())
+        if len(rows) == num_tokens == step.num_sampled:
+            graph_shape = self.graphs.find_decode_shape(len(rows))
+        else:
+            graph_shape = self.graphs.find_mixed_shape(len(rows), num_tokens)
+        if graph_shape is not None:
+            self._upload(step, graph_shape)
+            return self.graphs.run(graph_shape, has_edits=has_edits)
         shape = StepShape(
             num_rows=len(rows),
-            num_tokens=int(step.num_tokens.sum()),
+            num_tokens=num_tokens,
             num_sampled=step.num_sampled,
             max_row_tokens=int(step.num_tokens.max()),
             num_ranges=len(step.new_blocks),
@@ -190,17 +178,6 @@ class DeviceRunner:
         program.forward()
         program.sample(self._edited.take() if has_edits else None)
         return program
-
-    def _find_graph_size(self, step: Step) -> int | None:
-        """Return the size of the graph that serves a step; None where there is none.
-
-        A row that samples from its only token has no prompt log-probabilities left to report.
-        """
-        is_decode = len(step.rows) == int(step.num_tokens.sum()) == step.num_sampled
-        grows_by_one = all(len(growth.block_ids) == 1 for growth in step.new_blocks)
-        if self._options.enforce_eager or not is_decode or not grows_by_one:
-            return None
-        return self.graphs.find_size(len(step.rows))
 
     def _upload(self, step: Step, shape: StepShape) -> None:
         """Send columns and table growth; rows beyond the step's are padding."""
@@ -224,13 +201,19 @@ class DeviceRunner:
             start += num_new
         self._uploads.send(start)
 
-    def _upload_padding(self, size: int) -> None:
-        """Send a decode step without a row."""
-        shape = StepShape.decode(size)
+    def _upload_padding(self, shape: StepShape) -> None:
+        """Send a step without a row."""
         words = self._uploads.take()
         words[: shape.values_start] = 0
-        words[:size] = -1
+        words[: shape.num_rows] = -1
         self._uploads.send(shape.values_start)
+
+    def _create_program(self, shape: StepShape) -> StepProgram:
+        if shape.is_decode:
+            batch = slice_batch(self._decode_batch, shape.num_rows)
+        else:
+            batch = self._create_batch(shape.num_rows, shape.num_tokens)
+        return StepProgram(self._state, shape, batch)
 
     def _create_batch(self, num_rows: int, num_tokens: int) -> DeviceBatch:
         return DeviceBatch.create(

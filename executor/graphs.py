@@ -1,9 +1,9 @@
-"""CUDA graphs of decode steps: two for each batch size, *forward* and *sample*.
+"""CUDA graphs of steps: two for each shape, *forward* and *sample*.
 
-A graph is captured when it is needed for the second time: before the engine is ready or, for sizes
-that only some loads use, between two steps. The first time its kernels are launched singly, which
-compiles them. All graphs share one memory pool: they run one after the other on one stream, and
-what a graph leaves behind is used before the next one runs.
+A graph is captured when it is needed for the second time: before the engine is ready or, for shapes
+that only some loads use, between two steps. The first time its kernels are launched singly. All
+graphs share one memory pool: they run one after the other on one stream, and what a graph leaves
+behind is used before the next one runs.
 """
 
 import logging
@@ -15,14 +15,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from octavo.executor.step_program import StepProgram
+from octavo.executor.step_program import StepProgram, StepShape
 
 logger = logging.getLogger(__name__)
 
 Part = Literal["forward", "sample", "sample with edits"]
 
 EAGER_SIZES = (1, 2, 4, 8)
-"""Captured before the engine is ready: the sizes of a few interactive users."""
+"""Decode steps captured before the engine is ready: the sizes of a few interactive users."""
+MIXED_ROWS = (32, 128, 256)
+MIXED_TOKENS = (64, 128, 192, 256, 384, 512, 768, 1024)
+"""Shapes of steps in which prompts are computed beside rows that decode."""
+LAYER_BYTES_PER_US = 700e6
+"""Of 16-bit weights that one token is multiplied with: 700 TFLOP/s, seen on an H200."""
+LAYER_LAUNCH_US = 200
+"""What the host takes to launch the kernels of a layer singly: ten, 20 us each."""
 
 
 def default_sizes(max_rows: int) -> tuple[int, ...]:
@@ -35,60 +42,93 @@ def default_sizes(max_rows: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < max_rows), max_rows)
 
 
-class DecodeGraphs:
-    """Runs decode steps of any number of rows, padded to a size, captured or not."""
+def mixed_shapes(max_rows: int, *, layer_bytes: int) -> tuple[StepShape, ...]:
+    """Return the shapes of steps with prompts that are worth a graph.
+
+    They are those that the device computes in less time than the host takes to launch their
+    kernels; ``layer_bytes`` are the weights of one layer.
+    """
+    most_tokens = LAYER_LAUNCH_US * LAYER_BYTES_PER_US / layer_bytes
+    rows = sorted({min(num_rows, max_rows) for num_rows in MIXED_ROWS})
+    return tuple(
+        StepShape.padded(num_rows, num_tokens)
+        for num_tokens in MIXED_TOKENS
+        for num_rows in rows
+        if num_rows < num_tokens <= most_tokens
+    )
+
+
+class StepGraphs:
+    """Runs steps padded to one of a few shapes, captured or not."""
 
     def __init__(
-        self, sizes: Sequence[int], create: Callable[[int], StepProgram], *, edited: "EditScratch"
+        self,
+        shapes: Sequence[StepShape],
+        create: Callable[[StepShape], StepProgram],
+        *,
+        edited: "EditScratch",
     ) -> None:
-        self._sizes = sorted(sizes)
+        self._decode_sizes = sorted(shape.num_rows for shape in shapes if shape.is_decode)
+        mixed = [shape for shape in shapes if not shape.is_decode]
+        self._mixed = sorted(mixed, key=lambda shape: (shape.num_tokens, shape.num_rows))
         self._create = create
         self._edited = edited
-        self._programs: dict[int, StepProgram] = {}
-        self._compiled: set[tuple[int, Part]] = set()
-        self._graphs: dict[tuple[int, Part], torch.cuda.CUDAGraph | None] = {}
+        self._programs: dict[StepShape, StepProgram] = {}
+        self._launched: set[tuple[StepShape, Part]] = set()
+        self._graphs: dict[tuple[StepShape, Part], torch.cuda.CUDAGraph | None] = {}
         """None where capture failed: it is not tried again."""
-        self._pool = torch.cuda.graph_pool_handle() if self._sizes else None
+        self._pool = torch.cuda.graph_pool_handle() if shapes else None
 
     @property
-    def captured_sizes(self) -> list[int]:
-        """The sizes whose forward pass is a graph."""
-        return sorted(
-            size for (size, part), graph in self._graphs.items() if part == "forward" and graph
+    def captured_shapes(self) -> list[StepShape]:
+        """The shapes whose forward pass is a graph, in the order of their capture."""
+        return [
+            shape for (shape, part), graph in self._graphs.items() if part == "forward" and graph
+        ]
+
+    def find_decode_shape(self, num_rows: int) -> StepShape | None:
+        """Return what a step in which all rows compute and sample one token is padded to."""
+        index = bisect_left(self._decode_sizes, num_rows)
+        if index == len(self._decode_sizes):
+            return None
+        return StepShape.padded(self._decode_sizes[index], self._decode_sizes[index])
+
+    def find_mixed_shape(self, num_rows: int, num_tokens: int) -> StepShape | None:
+        """Return what any other step is padded to; None where it is launched singly."""
+        fitting = (
+            shape
+            for shape in self._mixed
+            if num_rows <= shape.num_rows and num_tokens <= shape.num_tokens
         )
+        return next(fitting, None)
 
-    def find_size(self, num_rows: int) -> int | None:
-        """Return the size that a step of so many rows is padded to; None if none is."""
-        index = bisect_left(self._sizes, num_rows)
-        return self._sizes[index] if index < len(self._sizes) else None
-
-    def run(self, size: int, *, has_edits: bool) -> StepProgram:
-        """Launch a step of ``size`` rows whose upload is on its way; returns its program."""
-        program = self._find_program(size)
+    def run(self, shape: StepShape, *, has_edits: bool) -> StepProgram:
+        """Launch a step whose upload is on its way; returns its program."""
+        program = self._find_program(shape)
         edited = self._edited.take() if has_edits else None
-        is_graph = self._launch(size, "forward", program.forward)
+        is_graph = self._launch(shape, "forward", program.forward)
         part: Part = "sample with edits" if has_edits else "sample"
         if is_graph:  # the logits are always in the same place
-            self._launch(size, part, lambda: program.sample(edited))
+            self._launch(shape, part, lambda: program.sample(edited))
         else:
             program.sample(edited)
-            self._compiled.add((size, part))
+            self._launched.add((shape, part))
         return program
 
-    def _launch(self, size: int, part: Part, launch: Callable[[], None]) -> bool:
+    def _launch(self, shape: StepShape, part: Part, launch: Callable[[], None]) -> bool:
         """Launch a part, captured if it has run before; returns whether it was a graph."""
-        key = size, part
-        if key in self._compiled and key not in self._graphs:
-            self._graphs[key] = self._capture(size, part, launch)
+        key = shape, part
+        if key in self._launched and key not in self._graphs:
+            self._graphs[key] = self._capture(shape, part, launch)
         if graph := self._graphs.get(key):
             graph.replay()
             return True
         launch()
-        self._compiled.add(key)
+        self._launched.add(key)
         return False
 
     def _capture(
-        self, size: int, part: Part, launch: Callable[[], None]
+        self, shape: StepShape, part: Part, launch: Callable[[], None]
     ) -> torch.cuda.CUDAGraph | None:
         """Return the graph of what ``launch`` launches; None, with a warning, if it fails."""
         started_s = time.perf_counter()
@@ -96,19 +136,26 @@ class DecodeGraphs:
             graph = self._record(launch)
         except RuntimeError:  # out of memory, or a launch that cannot be captured
             logger.warning(
-                "cannot capture %s of %d rows: its kernels are launched singly from now on",
+                "cannot capture %s of %d rows and %d tokens: its kernels are launched singly",
                 part,
-                size,
+                shape.num_rows,
+                shape.num_tokens,
                 exc_info=True,
             )
             return None
-        logger.info("captured %s of %d rows in %.2f s", part, size, time.perf_counter() - started_s)
+        logger.info(
+            "captured %s of %d rows and %d tokens in %.2f s",
+            part,
+            shape.num_rows,
+            shape.num_tokens,
+            time.perf_counter() - started_s,
+        )
         return graph
 
-    def _find_program(self, size: int) -> StepProgram:
-        if size not in self._programs:
-            self._programs[size] = self._create(size)
-        return self._programs[size]
+    def _find_program(self, shape: StepShape) -> StepProgram:
+        if shape not in self._programs:
+            self._programs[shape] = self._create(shape)
+        return self._programs[shape]
 
     def _record(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()

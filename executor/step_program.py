@@ -19,7 +19,6 @@ from octavo.models.causal_lm import CausalLM
 
 COLUMN_WORDS = 4  # rows, num_tokens, num_computed_tokens, sample
 RANGE_WORDS = 4  # row, column, start, length
-GROWTH_WORDS = RANGE_WORDS + 1  # a range and, in a decode step, the one block it appends
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +32,12 @@ class StepShape:
     num_ranges: int
 
     @classmethod
-    def decode(cls, num_rows: int) -> "StepShape":
-        """Return the shape in which every row computes and samples one token."""
-        return cls(num_rows, num_rows, num_rows, 1, num_rows)
+    def padded(cls, num_rows: int, num_tokens: int) -> "StepShape":
+        """Return the shape that has room for any step of as many rows and tokens.
 
-    @classmethod
-    def prefill(cls, num_rows: int, num_tokens: int) -> "StepShape":
-        """Return a shape in which rows compute several tokens and sample one."""
-        return cls(num_rows, num_tokens, num_rows, -(-num_tokens // num_rows), num_ranges=0)
+        All its rows sample. With as many tokens as rows, each row computes one: it decodes.
+        """
+        return cls(num_rows, num_tokens, num_rows, num_tokens - num_rows + 1, num_rows)
 
     @property
     def is_decode(self) -> bool:

@@ -19,12 +19,13 @@ from octavo.attention.triton_backend import TritonBackend
 from octavo.config import DEVICE_DEFAULTS, EngineConfig
 from octavo.errors import ConfigError
 from octavo.executor.device_memory import GIB, MemoryUse, find_graph_bytes
-from octavo.executor.device_runner import DeviceOptions, DeviceRunner
-from octavo.executor.graphs import default_sizes
+from octavo.executor.device_runner import DeviceRunner
+from octavo.executor.graphs import default_sizes, mixed_shapes
 from octavo.executor.kv_pool import PoolDemand, find_cpu_budget, size_pool
 from octavo.executor.main_memory import find_free_memory
 from octavo.executor.model_runner import ModelRunner
 from octavo.executor.step import ExecutorInfo
+from octavo.executor.step_program import StepShape
 from octavo.models.causal_lm import CausalLM
 from octavo.models.config import ModelConfig
 from octavo.models.fingerprint import cache_namespace
@@ -135,10 +136,13 @@ def _create_device_runner(
     """Measure the largest step with a small pool, then give the rest of the memory to K/V."""
     config, device = parts.config, parts.device
     weights = torch.cuda.memory_reserved(device)
-    options = DeviceOptions(config.enforce_eager, choose_graph_sizes(config, demand.max_num_seqs))
+    layer_bytes = weights // parts.spec.num_layers
+    shapes = choose_graph_shapes(config, demand.max_num_seqs, layer_bytes=layer_bytes)
     try:
         backend = parts.create_backend(NUM_PROFILED_BLOCKS)
-        profiled = DeviceRunner(parts.model, backend, parts.info, device=device, options=options)
+        profiled = DeviceRunner(
+            parts.model, backend, parts.info, device=device, graph_shapes=shapes
+        )
         assert config.max_num_batched_tokens is not None, "the settings are not resolved"
         with _logged("compiled the kernels"):
             profiled.compile(num_tokens=config.max_num_batched_tokens)
@@ -154,7 +158,7 @@ def _create_device_runner(
         device,
         free_at_start=free_at_start,
         weights=weights,
-        graphs=find_graph_bytes(options.graph_sizes, parts.info.vocab_size),
+        graphs=find_graph_bytes(shapes, parts.info.vocab_size),
     )
     del backend, profiled
     torch.cuda.empty_cache()
@@ -165,7 +169,7 @@ def _create_device_runner(
     try:
         backend = parts.create_backend(num_blocks)
         info = parts.sized(num_blocks)
-        runner = DeviceRunner(parts.model, backend, info, device=device, options=options)
+        runner = DeviceRunner(parts.model, backend, info, device=device, graph_shapes=shapes)
         with _logged("captured the graphs of a few users"):
             runner.warm_up()
     except torch.cuda.OutOfMemoryError as error:
@@ -193,8 +197,10 @@ def refuse_pool(
     )
 
 
-def choose_graph_sizes(config: EngineConfig, max_num_seqs: int) -> tuple[int, ...]:
-    """Return the batch sizes that get a graph, ascending; sizes that no step reaches are named."""
+def choose_graph_shapes(
+    config: EngineConfig, max_num_seqs: int, *, layer_bytes: int
+) -> tuple[StepShape, ...]:
+    """Return the shapes of steps that get a graph; sizes that no step reaches are named."""
     if config.enforce_eager:
         return ()
     sizes = config.cuda_graph_sizes or default_sizes(max_num_seqs)
@@ -204,7 +210,11 @@ def choose_graph_sizes(config: EngineConfig, max_num_seqs: int) -> tuple[int, ..
             dropped,
             max_num_seqs,
         )
-    return tuple(sorted({size for size in sizes if size <= max_num_seqs}))
+    sizes = sorted({size for size in sizes if size <= max_num_seqs})
+    decode = tuple(StepShape.padded(size, size) for size in sizes)
+    if config.cuda_graph_sizes:
+        return decode
+    return decode + mixed_shapes(max_num_seqs, layer_bytes=layer_bytes)
 
 
 @contextmanager

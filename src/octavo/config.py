@@ -139,10 +139,11 @@ class EngineConfig:
         "How K/V is kept and read; auto is triton on a GPU, reference on a CPU.",
         choices=("auto", "triton", "reference"),
     )
-    enforce_eager: bool = _setting(False, "Launch the kernels of decode steps without CUDA graphs.")
+    enforce_eager: bool = _setting(False, "Launch the kernels of all steps without CUDA graphs.")
     cuda_graph_sizes: list[int] | None = _setting(
         None,
-        "Batch sizes of decode steps that get a CUDA graph, from 1 to max_num_seqs; None chooses.",
+        "Batch sizes of decode steps that get a CUDA graph, from 1 to max_num_seqs; no other steps do. "
+        "None chooses sizes, and shapes of steps with short prompts.",
     )
     async_scheduling: bool | None = _setting(
         None, "Plan and launch a step before the last one's tokens are read; None: on with a GPU."

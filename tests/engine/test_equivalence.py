@@ -136,7 +136,12 @@ def test_greedy_tokens_do_not_depend_on_scheduling(model, device, expected, sett
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("settings", "captured"), [({"enforce_eager": True}, []), ({"cuda_graph_sizes": [8]}, [8])]
+    ("settings", "captured"),
+    [
+        ({"enforce_eager": True}, []),
+        ({"cuda_graph_sizes": [8]}, [(8, 8)]),
+        ({"max_num_seqs": 4, "max_num_batched_tokens": 60}, [(4, 64)]),
+    ],
 )
 def test_greedy_tokens_do_not_depend_on_graphs(model, expected, settings, captured):
     core = make_core(model, "cuda", **settings)
@@ -146,7 +151,9 @@ def test_greedy_tokens_do_not_depend_on_graphs(model, expected, settings, captur
         for number, prompt in enumerate(PROMPTS)
     ]
     assert list(run(core, messages).values()) == expected
-    assert graphs.captured_sizes == captured
+    shapes = {(shape.num_rows, shape.num_tokens) for shape in graphs.captured_shapes}
+    assert shapes.issuperset(captured)
+    assert bool(shapes) == bool(captured)
 
 
 @pytest.mark.parametrize("lag", [False, True])

@@ -7,10 +7,11 @@ from octavo.executor.device_memory import (
     GIB,
     GRAPH_BYTES,
     MARGIN_BYTES,
-    ROW_BYTES,
+    TOKEN_BYTES,
     MemoryUse,
     find_graph_bytes,
 )
+from octavo.executor.step_program import StepShape
 
 
 def make_use(**parts):
@@ -47,6 +48,7 @@ def test_graphs_need_memory_only_where_there_are_some():
 
 
 def test_every_graph_keeps_its_logits_and_shares_the_rest():
-    both, large, small = (find_graph_bytes(sizes, 1_000) for sizes in ([8, 64], [64], [8]))
-    assert both == large + small - 8 * ROW_BYTES
-    assert large == GRAPH_BYTES + 64 * (2 * 1_000 + ROW_BYTES)
+    shapes = [StepShape.padded(8, 8), StepShape.padded(32, 64)]
+    both, small, large = (find_graph_bytes(part, 1_000) for part in (shapes, *zip(shapes)))
+    assert both == large + small - 8 * TOKEN_BYTES
+    assert large == GRAPH_BYTES + 32 * 2 * 1_000 + 64 * TOKEN_BYTES

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from octavo.attention.triton_backend import TritonBackend
-from octavo.executor.device_runner import DeviceOptions, DeviceRunner
+from octavo.executor.device_runner import DeviceRunner
+from octavo.executor.graphs import StepGraphs
 from octavo.executor.in_process import InProcessExecutor
 from octavo.executor.step import BlockCopy, ExecutorInfo
+from octavo.executor.step_program import StepShape
 from octavo.models.loader import load_config, load_model
 from tests.executor.by_hand import ByHand, generate, make_executor
 from tests.models.oracle import source_of
@@ -20,7 +22,7 @@ RNG = np.random.default_rng(3)
 PROMPTS = [RNG.integers(3, 345, size=length).tolist() for length in (5, 17)]
 
 
-def make_device_executor(folder, *, lag=0, num_rows=4, block_size=16, graph_sizes=()):
+def make_device_executor(folder, *, lag=0, num_rows=4, block_size=16, graphs=()):
     """Load a checkpoint into a DeviceRunner whose device is the interpreter."""
     source = source_of(folder)
     config = load_config(source)
@@ -38,8 +40,8 @@ def make_device_executor(folder, *, lag=0, num_rows=4, block_size=16, graph_size
     backend = TritonBackend(
         model.kv_cache_spec(block_size), info.num_blocks, dtype=torch.float32, device="cpu"
     )
-    options = DeviceOptions(enforce_eager=not graph_sizes, graph_sizes=graph_sizes)
-    runner = DeviceRunner(model, backend, info, device=CPU, options=options)
+    shapes = [StepShape.padded(*shape) for shape in graphs]
+    runner = DeviceRunner(model, backend, info, device=CPU, graph_shapes=shapes)
     return InProcessExecutor(runner, lag=lag)
 
 
@@ -137,43 +139,58 @@ def test_more_admissions_than_an_upload_holds_take_several(llama):
     assert generate(executor, PROMPTS, 2) == expected
 
 
-class ExecutingGraph:
-    """A graph whose capture executes what it is told: replaying it at once adds nothing."""
+class LaunchedAgain:
+    """What stands for a graph without a device: replaying it launches the same kernels singly."""
 
-    def capture_begin(self, pool, capture_error_mode):
-        """Nothing is prepared."""
-
-    def capture_end(self):
-        """Nothing is left to do."""
-
-    def replay(self):
-        """The capture has just computed it."""
+    def __init__(self, launch):
+        self.replay = launch
 
 
 @pytest.fixture
 def fake_graphs(monkeypatch):
     monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: (0, 0))
-    monkeypatch.setattr("torch.cuda.CUDAGraph", ExecutingGraph)
+    monkeypatch.setattr(StepGraphs, "_record", lambda graphs, launch: LaunchedAgain(launch))
     monkeypatch.setattr("torch.cuda.synchronize", lambda device: None)
 
 
 def test_a_decode_step_is_padded_to_its_graph_even_after_prompt_logprobs(llama, fake_graphs):
-    executor = make_device_executor(llama.folder, graph_sizes=(4,))
+    executor = make_device_executor(llama.folder, graphs=[(4, 4)])
     hand = ByHand(executor)
     request = hand.admit(0, PROMPTS[0], num_prompt_logprobs=1)
     hand.step({0: 5})
     hand.decode(1)
-    assert executor._runner.graphs.captured_sizes == []
+    assert executor._runner.graphs.captured_shapes == []
     hand.decode(1)
-    assert executor._runner.graphs.captured_sizes == [4]
+    assert executor._runner.graphs.captured_shapes == [StepShape.padded(4, 4)]
     assert len(request.prompt_logprobs) == 4
     assert request.outputs == llama.generate(PROMPTS[0], 3)
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+def test_steps_with_prompts_fit_graphs(oracle, fake_graphs, lag):
+    """Chunks that sample and that do not, rows that decode, and steps beyond every shape."""
+    executor = make_device_executor(oracle.folder, lag=lag, graphs=[(2, 2), (2, 8), (4, 12)])
+    hand = ByHand(executor, lag=lag)
+    requests = [hand.admit(0, PROMPTS[0]), hand.admit(1, PROMPTS[1])]
+    hand.step({0: 5})  # 1 row of 5 tokens
+    hand.step({0: 1, 1: 7})
+    hand.step({0: 1, 1: 1})  # no tokens but one a row, of which one samples
+    hand.step({0: 1, 1: 9})
+    hand.decode(2)
+    hand.admit(2, [*PROMPTS[1], *PROMPTS[0]])
+    hand.step({0: 1, 1: 1, 2: 22})  # fits none
+    hand.finish()
+    captured = executor._runner.graphs.captured_shapes
+    assert captured == [StepShape.padded(2, 8), StepShape.padded(2, 2)]
+    for request, prompt in zip(requests, PROMPTS, strict=True):
+        assert request.outputs == oracle.generate(prompt, len(request.outputs))
+
+
 def test_warming_up_captures_small_sizes_and_runs_edits_once(llama, fake_graphs):
-    runner = make_device_executor(llama.folder, graph_sizes=(2, 3, 4))._runner
+    sizes = [(2, 2), (3, 3), (4, 4), (4, 64)]
+    runner = make_device_executor(llama.folder, graphs=sizes)._runner
     runner.warm_up()
-    assert runner.graphs.captured_sizes == [2, 4]
+    assert runner.graphs.captured_shapes == [StepShape.padded(2, 2), StepShape.padded(4, 4)]
     hand = ByHand(InProcessExecutor(runner, lag=0))
     request = hand.admit(0, PROMPTS[0])
     hand.step({0: 5})

@@ -163,10 +163,10 @@ def test_no_size_of_batch_waits_for_a_compiler(tiny_spm, compiled):
     runner = make_executor(tiny_spm, max_num_seqs=600, max_num_batched_tokens=1024)._runner
     compiled.clear()
     with torch.inference_mode(), torch.cuda.stream(runner._stream):
-        for size in runner._options.graph_sizes:
+        for shape in runner._graph_shapes:
             for has_edits in (False, True):
-                runner._upload_padding(size)
-                runner.graphs.run(size, has_edits=has_edits)
+                runner._upload_padding(shape)
+                runner.graphs.run(shape, has_edits=has_edits)
     torch.cuda.synchronize()
     assert compiled == []
 
@@ -196,7 +196,7 @@ def test_capture_stays_within_the_share_of_memory(tmp_path, utilization):
     ]
     llm.generate(prompts, params, use_tqdm=False)
     graphs = llm.llm_engine._client._core._executor._runner.graphs
-    assert len(graphs.captured_sizes) > 20
+    assert len(graphs.captured_shapes) > 20
     used = total - torch.cuda.mem_get_info()[0] - others
     assert used <= utilization * total
     llm.shutdown()

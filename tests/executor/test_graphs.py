@@ -5,11 +5,20 @@ from itertools import pairwise
 import pytest
 import torch
 
-from octavo.executor.graphs import DecodeGraphs, default_sizes
+from octavo.executor.graphs import StepGraphs, default_sizes, mixed_shapes
+from octavo.executor.step_program import StepShape
+
+EIGHT = StepShape.padded(8, 8)
 
 
-def make_graphs(sizes):
-    return DecodeGraphs(sizes, create=lambda size: None, edited=None)
+@pytest.fixture(autouse=True)
+def no_device(monkeypatch):
+    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: (0, 0))
+
+
+def make_graphs(*shapes):
+    shapes = [StepShape.padded(*shape) for shape in shapes]
+    return StepGraphs(shapes, create=lambda shape: None, edited=None)
 
 
 class Tape:
@@ -41,7 +50,7 @@ class Tape:
     def run(self, graphs, *, has_edits=False):
         """Return what one step does."""
         self.events.clear()
-        graphs.run(8, has_edits=has_edits)
+        graphs.run(EIGHT, has_edits=has_edits)
         return list(self.events)
 
 
@@ -66,12 +75,11 @@ class TapeGraph:
 @pytest.fixture
 def record(monkeypatch):
     """Make the graphs of a tape."""
-    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: (0, 0))
 
     def make(failing=()):
         tape = Tape(failing)
         monkeypatch.setattr("torch.cuda.CUDAGraph", lambda: TapeGraph(tape))
-        return tape, DecodeGraphs([8], create=lambda size: tape, edited=tape)
+        return tape, StepGraphs([EIGHT], create=lambda shape: tape, edited=tape)
 
     return make
 
@@ -85,24 +93,54 @@ def test_default_sizes_reach_the_maximum_and_pad_little(max_rows):
         assert larger - smaller <= max(8, smaller // 8)
 
 
-def test_a_step_is_padded_to_the_next_size(monkeypatch):
-    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: (0, 0))
-    graphs = make_graphs([1, 4, 8])
-    assert [graphs.find_size(n) for n in (1, 2, 4, 5, 8, 9)] == [1, 4, 4, 8, 8, None]
+def test_a_decode_step_is_padded_to_the_next_size():
+    graphs = make_graphs((8, 8), (1, 1), (4, 4), (2, 16))
+    found = [graphs.find_decode_shape(n) for n in (1, 2, 4, 5, 8)]
+    assert [shape.num_rows for shape in found] == [1, 4, 4, 8, 8]
+    assert all(shape.is_decode for shape in found)
+    assert graphs.find_decode_shape(9) is None
 
 
-def test_without_sizes_no_step_has_a_graph():
-    assert make_graphs([]).find_size(1) is None
+def test_a_step_with_prompts_is_padded_to_the_fewest_tokens_then_rows():
+    graphs = make_graphs((8, 8), (8, 16), (2, 16), (2, 8), (8, 32))
+    found = {
+        (1, 3): (2, 8),
+        (2, 8): (2, 8),
+        (3, 8): (8, 16),
+        (2, 9): (2, 16),
+        (8, 8): (8, 16),  # of which not all sample
+        (2, 17): (8, 32),
+    }
+    for step, shape in found.items():
+        assert graphs.find_mixed_shape(*step) == StepShape.padded(*shape)
+    assert graphs.find_mixed_shape(9, 16) is None
+    assert graphs.find_mixed_shape(1, 33) is None
+
+
+@pytest.mark.parametrize("max_rows", [1, 20, 256, 1024])
+@pytest.mark.parametrize("layer_bytes", [10**6, 42 * 10**6, 455 * 10**6, 10**10])
+def test_mixed_shapes_have_more_tokens_than_rows_and_few_of_a_large_model(max_rows, layer_bytes):
+    shapes = mixed_shapes(max_rows, layer_bytes=layer_bytes)
+    assert len(set(shapes)) == len(shapes)
+    assert all(shape.num_rows < shape.num_tokens for shape in shapes)
+    assert max((shape.num_rows for shape in shapes), default=0) <= max_rows
+    most_tokens = max((shape.num_tokens for shape in shapes), default=0)
+    assert most_tokens == {10**6: 1024, 42 * 10**6: 1024, 455 * 10**6: 256, 10**10: 0}[layer_bytes]
+
+
+def test_without_shapes_no_step_has_a_graph():
+    assert make_graphs().find_decode_shape(1) is None
+    assert make_graphs().find_mixed_shape(1, 2) is None
 
 
 def test_a_size_runs_singly_then_is_captured_then_replayed(record):
     tape, graphs = record()
     assert tape.run(graphs) == ["forward", "sample"]
-    assert graphs.captured_sizes == []
+    assert graphs.captured_shapes == []
     second = ["capture forward", "replay forward", "capture sample", "replay sample"]
     assert tape.run(graphs) == second
     assert tape.run(graphs) == ["replay forward", "replay sample"]
-    assert graphs.captured_sizes == [8]
+    assert graphs.captured_shapes == [EIGHT]
 
 
 def test_edits_run_singly_before_they_are_captured(record):
@@ -120,9 +158,9 @@ def test_a_forward_pass_that_cannot_be_captured_runs_singly_for_ever(record, cap
     assert tape.run(graphs) == ["capture forward", "forward", "sample"]
     assert tape.run(graphs) == ["forward", "sample"]
     assert tape.run(graphs, has_edits=True) == ["forward", "edit"]
-    assert graphs.captured_sizes == []
+    assert graphs.captured_shapes == []
     (message,) = caplog.messages
-    assert message.startswith("cannot capture forward of 8 rows")
+    assert message.startswith("cannot capture forward of 8 rows and 8 tokens")
 
 
 def test_sampling_that_cannot_be_captured_runs_behind_the_graph(record, caplog):
@@ -131,11 +169,11 @@ def test_sampling_that_cannot_be_captured_runs_behind_the_graph(record, caplog):
     assert tape.run(graphs) == ["capture forward", "replay forward", "capture sample", "sample"]
     assert tape.run(graphs) == ["replay forward", "sample"]
     (message,) = caplog.messages
-    assert message.startswith("cannot capture sample of 8 rows")
+    assert message.startswith("cannot capture sample of 8 rows and 8 tokens")
 
 
 def test_an_error_of_the_step_itself_is_raised(record):
     tape, graphs = record()
     tape.capturing, tape.failing = TapeGraph(tape), ["forward"]
     with pytest.raises(RuntimeError, match="forward"):
-        graphs.run(8, has_edits=False)
+        graphs.run(EIGHT, has_edits=False)

@@ -6,7 +6,7 @@ import torch
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.executor import worker
-from octavo.executor.worker import choose_graph_sizes, create_runner, refuse_pool
+from octavo.executor.worker import choose_graph_shapes, create_runner, refuse_pool
 from tests.models.oracle import source_of
 
 
@@ -107,17 +107,22 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(tiny_spm, monk
         create(tiny_spm)
 
 
+def choose(config, max_num_seqs):
+    shapes = choose_graph_shapes(config, max_num_seqs, layer_bytes=10**9)
+    return [(shape.num_rows, shape.num_tokens) for shape in shapes]
+
+
 def test_graph_sizes_that_no_step_reaches_are_dropped_by_name(caplog):
     config = EngineConfig(cuda_graph_sizes=[32, 8, 64, 8, 16])
-    assert choose_graph_sizes(config, max_num_seqs=16) == (8, 16)
+    assert choose(config, 16) == [(8, 8), (16, 16)]
     assert caplog.messages == [
         "cuda_graph_sizes [32, 64] are above max_num_seqs 16: no step needs them"
     ]
 
 
 def test_default_graph_sizes_are_chosen_in_silence(caplog):
-    assert choose_graph_sizes(EngineConfig(), max_num_seqs=4) == (1, 2, 4)
-    assert choose_graph_sizes(EngineConfig(enforce_eager=True), max_num_seqs=4) == ()
+    assert choose(EngineConfig(), 4) == [(1, 1), (2, 2), (4, 4), (4, 64), (4, 128)]
+    assert choose(EngineConfig(enforce_eager=True), 4) == []
     assert not caplog.messages
 
 
