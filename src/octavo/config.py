@@ -142,8 +142,8 @@ class EngineConfig:
     enforce_eager: bool = _setting(False, "Launch the kernels of all steps without CUDA graphs.")
     cuda_graph_sizes: list[int] | None = _setting(
         None,
-        "Batch sizes of decode steps that get a CUDA graph, from 1 to max_num_seqs; no other steps do. "
-        "None chooses sizes, and shapes of steps with short prompts.",
+        "Batch sizes of decode steps that get a CUDA graph, from 1 to max_num_seqs; no other steps "
+        "do. None chooses sizes, and shapes of steps with short prompts.",
     )
     async_scheduling: bool | None = _setting(
         None, "Plan and launch a step before the last one's tokens are read; None: on with a GPU."
