@@ -67,3 +67,42 @@ def test_empty_prompt_has_nothing_to_continue(llm, prompt):
     with pytest.raises(InvalidRequestError, match="prompt is empty"):
         llm.generate(prompt, GREEDY)
     assert generate(llm, "Hello", max_tokens=1).token_ids
+
+
+TEXT = """\
+The river rises in the hills north of the town, where three springs meet in a shallow pool. From
+there it runs south through meadows and past two old mills, one of which still grinds corn in the
+autumn. Below the second mill the valley widens, and the water slows down until it reaches the lake.
+Fishermen say that the best days are those after rain, when the current brings down insects from the
+trees. In winter the lake freezes along its banks, and children skate on it although their parents
+tell them not to.
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "max_distance"),
+    [
+        ({"quantization": "fp8"}, 0.25),
+        ({"kv_cache_dtype": "fp8"}, 0.25),
+        ({"quantization": "fp8", "kv_cache_dtype": "fp8"}, 0.35),
+    ],
+)
+def test_8_bits_change_little_of_what_it_thinks_of_a_text(settings, max_distance, llm, smollm2):
+    plain, plain_answer = score(llm)
+    with LLM(str(smollm2), max_model_len=512, num_gpu_blocks_override=64, **settings) as small:
+        changed, answer = score(small)
+    assert answer == plain_answer
+    distances = [abs(a - b) for a, b in zip(plain, changed, strict=True)]
+    assert 0.01 < sum(distances) / len(distances) < max_distance
+    assert abs(sum(plain) - sum(changed)) / len(plain) < 0.1  # of a perplexity's logarithm
+
+
+def score(llm):
+    """Return the log-probabilities of the text's tokens, and an answer to a question."""
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    (output,) = llm.generate([TEXT], params, use_tqdm=False)
+    tokens = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    (answer,) = llm.chat([question], GREEDY, use_tqdm=False)
+    return [entry[token].logprob for token, entry in tokens if entry], answer.outputs[0].text

@@ -8,11 +8,13 @@ from octavo.attention.ops.prefill import prefill
 from octavo.attention.ops.prefill_hopper import can_prefill_on_hopper, prefill_on_hopper
 from octavo.attention.triton_backend import TritonBackend
 from tests.attention.ops.batches import (
+    LAYER_INDEX,
     NUM_LAYERS,
     TOLERANCES,
     assert_kernels_equal_reference,
     make_batch,
     make_layer,
+    run_kernels,
     run_reference,
 )
 
@@ -47,6 +49,31 @@ def test_kv_in_8_bits_is_read_as_the_reference_reads_it(group, head_dim):
     layer = make_layer(group=group, head_dim=head_dim, max_position=4096, norm=True)
     batch = make_batch(layer, MIXED, dtype=torch.bfloat16, kv_dtype=torch.float8_e4m3fn)
     assert_kernels_equal_reference(batch, num_programs=396)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("place", [0, 17_000, 31_990])
+def test_one_token_is_found_in_a_long_context(place, kv_dtype):
+    layer = make_layer(kv_heads=1, group=4, head_dim=128, max_position=40_000)
+    batch = make_batch(layer, [(1, 32_000)], dtype=torch.bfloat16, kv_dtype=kv_dtype)
+    found = find_value(batch, place)
+    slot = batch.inputs.block_tables[0, place // 16], place % 16
+    value = batch.pool[slot[0], LAYER_INDEX, 1, slot[1], 0].float()
+    for head in found.view(-1, 128).float():
+        assert torch.nn.functional.cosine_similarity(head, value, dim=0) > 0.99
+
+
+def find_value(batch, place):
+    """Attend with queries that all look like the key at ``place``, which is three times as long."""
+    layer = batch.layer
+    slot = batch.inputs.block_tables[0, place // 16], place % 16
+    key = 3 * batch.pool[slot[0], LAYER_INDEX, 0, slot[1], 0].float()
+    batch.pool[slot[0], LAYER_INDEX, 0, slot[1], 0] = key.to(batch.pool.dtype)
+    cos, sin = layer.rotary[31_999].chunk(2)
+    left, right = key.chunk(2)  # turned back: the kernel turns queries to their position
+    query = torch.cat((left * cos + right * sin, right * cos - left * sin))
+    batch.qkv[0, : 4 * 128] = query.repeat(4)
+    return run_kernels(batch, num_programs=396)
 
 
 @pytest.mark.parametrize("window", [1, 100, 128, 1000])
