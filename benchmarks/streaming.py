@@ -213,6 +213,10 @@ class MadeUpCore:
             stats=CoreStats(num_running=len(numbers), num_tokens_scheduled=len(numbers)),
         )
 
+    def prepare(self) -> bool:
+        """Nothing can be prepared."""
+        return False
+
     def shutdown(self) -> None:
         self._num_left.clear()
 

@@ -147,6 +147,10 @@ class EngineCore:
         self._questions, self._done = [], []
         return outputs.pack(self._clock(), self._stats(outputs)) if outputs else None
 
+    def prepare(self) -> bool:
+        """Let the executor use a time without work; False when it has nothing left to prepare."""
+        return self._executor.prepare()
+
     def shutdown(self) -> None:
         """Stop the executor and close the journal."""
         self._executor.shutdown()

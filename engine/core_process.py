@@ -43,6 +43,9 @@ class Core(Protocol):
     def step(self) -> CoreOutputs | None:
         """Plan and launch a step, or wait for one; None when there is nothing to report."""
 
+    def prepare(self) -> bool:
+        """Do a little of what later steps will need; False when nothing is left to do."""
+
     def shutdown(self) -> None:
         """Free the device."""
 
@@ -65,7 +68,7 @@ def run_core_process(create_core: Callable[[], Core], end: socket.socket) -> Non
 def serve_core(core: Core, channel: "CoreChannel") -> None:
     """Announce the core and answer messages until the API process hangs up."""
     channel.send(core.info)
-    while (messages := channel.receive(block=not core.has_work)) is not None:
+    while (messages := channel.receive(block=not (core.has_work or core.prepare()))) is not None:
         core.apply(messages)
         outputs = core.step()
         if outputs is not None:

@@ -112,6 +112,16 @@ class DeviceRunner:
                 self.graphs.run(shape, has_edits=True)
         torch.cuda.synchronize(self._device)
 
+    def prepare(self) -> bool:
+        """Launch one more shape of step without a row, which captures it the second time."""
+        shape = self.graphs.find_uncaptured()
+        if shape is None:
+            return False
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            self._upload_padding(shape)
+            self.graphs.run(shape, has_edits=False)
+        return True
+
     def profile(self, *, num_tokens: int) -> None:
         """Run the largest step without writing anything, for its memory."""
         shape = StepShape.padded(self.info.num_rows, num_tokens)

@@ -68,6 +68,7 @@ class StepGraphs:
         *,
         edited: "EditScratch",
     ) -> None:
+        self._shapes = sorted(shapes, key=lambda shape: (shape.num_rows, shape.num_tokens))
         self._decode_sizes = sorted(shape.num_rows for shape in shapes if shape.is_decode)
         mixed = [shape for shape in shapes if not shape.is_decode]
         self._mixed = sorted(mixed, key=lambda shape: (shape.num_tokens, shape.num_rows))
@@ -85,6 +86,12 @@ class StepGraphs:
         return [
             shape for (shape, part), graph in self._graphs.items() if part == "forward" and graph
         ]
+
+    def find_uncaptured(self) -> StepShape | None:
+        """Return the shape with the fewest rows that no step has been captured of."""
+        return next(
+            (shape for shape in self._shapes if (shape, "forward") not in self._graphs), None
+        )
 
     def find_decode_shape(self, num_rows: int) -> StepShape | None:
         """Return what a step in which all rows compute and sample one token is padded to."""

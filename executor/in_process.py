@@ -29,6 +29,9 @@ class Runner(Protocol):
     def launch(self, step: Step) -> Callable[[], StepResult]:
         """Start to compute a step; returns a function that waits for its result."""
 
+    def prepare(self) -> bool:
+        """Do a little of what later steps will need; False when nothing is left to do."""
+
 
 class InProcessExecutor:
     """Launches a step within ``submit``.
@@ -51,6 +54,11 @@ class InProcessExecutor:
         handle = InProcessHandle(self._unread, step.step_id, self._runner.launch(step))
         self._unread.append(handle)
         return handle
+
+    def prepare(self) -> bool:
+        """Let the runner use a time without steps."""
+        assert self._runner is not None, "prepare after shutdown"
+        return self._runner.prepare()
 
     def shutdown(self) -> None:
         """Free weights and KV pool."""

@@ -35,6 +35,10 @@ class ModelRunner:
         result = self.run(step)
         return lambda: result
 
+    def prepare(self) -> bool:
+        """Nothing has to be prepared."""
+        return False
+
     def run(self, step: Step) -> StepResult:
         """Execute one step and wait for it."""
         with torch.inference_mode():

@@ -165,5 +165,10 @@ class Executor(Protocol):
         If it raises, rows, blocks and copies of the step are applied and nothing was computed.
         """
 
+    def prepare(self) -> bool:
+        """Do a little of what later steps will need, a tenth of a second at most, while no step
+        runs; False when nothing is left to do.
+        """
+
     def shutdown(self) -> None:
         """Free the device; nothing may be submitted afterwards."""

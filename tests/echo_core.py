@@ -106,6 +106,10 @@ class EchoCore:
         self._started, self._finished = [], []
         return outputs
 
+    def prepare(self) -> bool:
+        """Nothing can be prepared."""
+        return False
+
     def shutdown(self) -> None:
         self.running.clear()
 

@@ -105,6 +105,9 @@ class FakeExecutor:
         self._unread.append(handle)
         return handle
 
+    def prepare(self) -> bool:
+        return False
+
     def shutdown(self) -> None:
         """Refuse further steps."""
         self._is_shut_down = True

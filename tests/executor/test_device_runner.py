@@ -186,6 +186,22 @@ def test_steps_with_prompts_fit_graphs(oracle, fake_graphs, lag):
         assert request.outputs == oracle.generate(prompt, len(request.outputs))
 
 
+def test_shapes_are_captured_one_by_one_in_times_without_steps(llama, fake_graphs):
+    shapes = [(2, 2), (2, 8), (4, 4)]
+    executor = make_device_executor(llama.folder, graphs=shapes)
+    hand = ByHand(executor)
+    request = hand.admit(0, PROMPTS[0])
+    hand.step({0: 5})
+    calls = 0
+    while executor.prepare():
+        calls += 1
+        hand.decode(1)
+    assert calls == 4, "the steps themselves captured one of three"
+    captured = executor._runner.graphs.captured_shapes
+    assert {(shape.num_rows, shape.num_tokens) for shape in captured} == set(shapes)
+    assert request.outputs == llama.generate(PROMPTS[0], 5)
+
+
 def test_warming_up_captures_small_sizes_and_runs_edits_once(llama, fake_graphs):
     sizes = [(2, 2), (3, 3), (4, 4), (4, 64)]
     runner = make_device_executor(llama.folder, graphs=sizes)._runner
