@@ -1,4 +1,7 @@
-"""API process: a line in the log about load and speed every ten seconds of work."""
+"""API process: a line in the log about load and speed every ten seconds of work.
+
+Its words are vLLM's, because programs read them.
+"""
 
 import asyncio
 import logging
@@ -56,9 +59,10 @@ class LoadLog:
         prompt, generated, queries, hits = (
             now - before for now, before in zip(load[3:], self._last[3:], strict=True)
         )
-        hit_rate = f"{hits / queries:.1%}" if queries else "none"
+        hit_rate = hits / queries if queries else 0.0
         return (
-            f"{load.num_running} running, {load.num_waiting} waiting;"
-            f" {prompt / passed_s:.1f} prompt tokens/s, {generated / passed_s:.1f} generated"
-            f" tokens/s; KV {load.kv_usage:.1%} used, prefix cache hits {hit_rate}"
+            f"Engine 000: Avg prompt throughput: {prompt / passed_s:.1f} tokens/s,"
+            f" Avg generation throughput: {generated / passed_s:.1f} tokens/s,"
+            f" Running: {load.num_running} reqs, Waiting: {load.num_waiting} reqs,"
+            f" GPU KV cache usage: {load.kv_usage:.1%}, Prefix cache hit rate: {hit_rate:.1%}"
         )

@@ -51,7 +51,8 @@ class CommandParser(ArgumentParser):
         if parent is not None and parent.help == SUPPRESS:
             return f"{flag} belongs to something that Octavo does not have: leave it out"
         shown = [name for name, action in self.options.items() if action.help != SUPPRESS]
-        near = difflib.get_close_matches(flag, shown, n=1)
+        longer = [name for name in shown if name.startswith(flag)]
+        near = longer or difflib.get_close_matches(flag, shown, n=1)
         hint = f"did you mean {near[0]}?" if near else "--help lists what there is"
         return f"{flag} is not an option; {hint}"
 

@@ -99,6 +99,11 @@ def describe_failure(answer: CompletionOutput) -> dict[str, Any]:
     return describe_error(status, answer.error or "unknown error", reason_code=reason_code)
 
 
+def choose_retry(status: int) -> dict[str, str]:
+    """Return the header that says when to come back, for a status that does not last."""
+    return {"retry-after": "1"} if status == 503 else {}
+
+
 def error_response(
     status: int,
     message: str,
@@ -109,6 +114,7 @@ def error_response(
 ) -> Response:
     """Return a response that carries an error."""
     body = describe_error(status, message, parameter=parameter, reason_code=reason_code)
+    headers = choose_retry(status) | (headers or {})
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
 

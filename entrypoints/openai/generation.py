@@ -17,7 +17,7 @@ from octavo.engine.async_engine import Conditions
 from octavo.engine.prompt import EncodedPrompt
 from octavo.engine.request_stream import JoinedStreams
 from octavo.entrypoints.openai.chunk_writer import ChunkWriter
-from octavo.entrypoints.openai.errors import find_failure
+from octavo.entrypoints.openai.errors import choose_retry, find_failure
 from octavo.entrypoints.openai.fields import report_ignored_fields
 from octavo.entrypoints.openai.forms import Choice, ResponseForm
 from octavo.entrypoints.openai.protocol import GenerationRequest
@@ -69,7 +69,8 @@ class Generation:
         async with closed_on_disconnect(receive, streams):
             failure, outputs = await self._collect(streams)
         if failure is not None:
-            return _json_response(failure, headers, status=failure["error"]["code"])
+            status = failure["error"]["code"]
+            return _json_response(failure, headers | choose_retry(status), status=status)
         if self._num_scored_tokens <= MANY_SCORED_TOKENS:
             return _json_response(self._describe_whole(outputs), headers)
         return await service.engine.run_off_loop(

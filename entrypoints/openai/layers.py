@@ -1,21 +1,31 @@
-"""What lies around the application; nothing does that a server does not need."""
+"""What lies around the application."""
 
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from octavo.entrypoints.api_keys import ApiKeys
 from octavo.entrypoints.openai.authentication import RequireApiKey
 from octavo.entrypoints.openai.cross_origin import AnswerWebPages
+from octavo.entrypoints.openai.http_metrics import CountRequests
 from octavo.entrypoints.openai.request_ids import SendRequestIds
 from octavo.entrypoints.openai.root_path import ShowUnderPath
 from octavo.entrypoints.server_settings import ServerSettings
 
 
-def add_layers(app: ASGIApp, settings: ServerSettings, api_keys: ApiKeys | None) -> ASGIApp:
+def add_layers(
+    api: FastAPI,
+    settings: ServerSettings,
+    api_keys: ApiKeys | None,
+    registry: CollectorRegistry,
+) -> ASGIApp:
     """Return the application within its layers, the last one outermost."""
+    app: ASGIApp = api
     if api_keys is not None:
         app = RequireApiKey(app, api_keys, root_path=settings.root_path)
     if settings.enable_request_id_headers:
         app = SendRequestIds(app)
+    app = CountRequests(app, api.routes, registry)
     if settings.root_path:
         app = ShowUnderPath(app, settings.root_path)
     if settings.allowed_origins:

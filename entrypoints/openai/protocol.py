@@ -173,7 +173,7 @@ class GenerationRequest(JsonBody):
         """Let the server's own defaults stand where the request says nothing."""
         if self.return_tokens_as_token_ids is None:
             self.return_tokens_as_token_ids = settings.return_tokens_as_token_ids
-        if self.stream_interval is None:
+        if self.stream_interval is None and settings.stream_interval > 1:
             self.stream_interval = settings.stream_interval
         if self.stream and settings.enable_force_include_usage:
             options = self.stream_options or StreamOptions()

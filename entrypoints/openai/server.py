@@ -189,7 +189,7 @@ def _configure_http(
 ) -> uvicorn.Config:
     app = create_app(service, has_documents=not settings.disable_fastapi_docs)
     config = uvicorn.Config(
-        add_layers(app, settings, credentials.api_keys),
+        add_layers(app, settings, credentials.api_keys, service.engine.metrics.registry),
         log_config=None,
         access_log=settings.access_log,
         lifespan="off",

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.entrypoints.openai.chunk_writer import DONE, ChunkWriter, encode_event
-from octavo.entrypoints.openai.errors import describe_error
+from octavo.entrypoints.openai.errors import choose_retry, describe_error
 from octavo.outputs import RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,9 @@ class EventStream(Response):
         body = msgspec.json.encode(failure)
         self.headers["content-type"] = "application/json"
         self.headers["content-length"] = str(len(body))
-        await self._send_start(failure["error"]["code"])
+        status = failure["error"]["code"]
+        self.headers.update(choose_retry(status))
+        await self._send_start(status)
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _send_start(self, status: int) -> None:

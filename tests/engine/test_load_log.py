@@ -45,12 +45,13 @@ def test_line_tells_load_and_speed_since_the_last(look):
     counters = {"num_prompt_tokens": 1_000, "num_generated_tokens": 55}
     hits = {"num_prefix_queries": 80, "num_prefix_hits": 60}
     assert look(**busy, **counters, **hits) == (
-        "3 running, 5 waiting; 100.0 prompt tokens/s, 5.5 generated tokens/s;"
-        " KV 12.5% used, prefix cache hits 75.0%"
+        "Engine 000: Avg prompt throughput: 100.0 tokens/s,"
+        " Avg generation throughput: 5.5 tokens/s,"
+        " Running: 3 reqs, Waiting: 5 reqs, GPU KV cache usage: 12.5%, Prefix cache hit rate: 75.0%"
     )
     assert look(passed_s=20, num_generated_tokens=65, num_waiting=0) == (
-        "3 running, 0 waiting; 0.0 prompt tokens/s, 0.5 generated tokens/s;"
-        " KV 12.5% used, prefix cache hits none"
+        "Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 0.5 tokens/s,"
+        " Running: 3 reqs, Waiting: 0 reqs, GPU KV cache usage: 12.5%, Prefix cache hit rate: 0.0%"
     )
 
 
@@ -60,14 +61,14 @@ def test_nothing_is_said_while_there_is_no_work(look):
 
 
 def test_work_that_began_and_ended_between_two_looks_is_told(look):
-    assert "1.0 generated tokens/s" in look(num_generated_tokens=10)
+    assert "generation throughput: 1.0 tokens/s" in look(num_generated_tokens=10)
     assert look() is None
 
 
 def test_engine_that_stands_still_is_told_again_and_again(look):
     for _ in range(3):
-        assert "1 running" in look(num_running=1)
-    assert "2 waiting" in look(num_running=0, num_waiting=2)
+        assert "Running: 1 reqs" in look(num_running=1)
+    assert "Waiting: 2 reqs" in look(num_running=0, num_waiting=2)
 
 
 def test_metrics_know_the_load():

@@ -43,7 +43,7 @@ def test_values_keep_their_underscores(parser):
     assert parser.parse_args(["--", "--a_b"]).file == "--a_b"
 
 
-@pytest.mark.parametrize("flag", ["--max-model-length", "--maxmodellen", "--max_model"])
+@pytest.mark.parametrize("flag", ["--max-model-length", "--maxmodellen", "--max_model", "--max-m"])
 def test_unknown_flag_names_the_nearest(parser, capsys, flag):
     sentence = refuse(parser, capsys, f"{flag}=secret")
     assert "is not an option; did you mean --max-model-len?" in sentence

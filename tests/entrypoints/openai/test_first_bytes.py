@@ -112,6 +112,7 @@ def test_a_dying_engine_fails_waiting_streams_with_its_status(path, body):
         (reply,) = collect()
         server.thread.join(TIMEOUT_S)
     assert (reply.status, reply.json["error"]["reason_code"]) == (503, "engine_dead")
+    assert reply.headers["retry-after"] == "1"
 
 
 def test_a_client_that_leaves_before_the_first_byte_aborts_its_request(gated):

@@ -128,9 +128,9 @@ def test_clients_that_come_and_go_leave_nothing_behind(tiny_spm):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"async_scheduling": True}, {"max_num_seqs": 4}])
-def test_hundred_clients_for_long_leave_nothing_behind(tiny_spm, settings):
+def test_many_clients_for_long_leave_nothing_behind(tiny_spm, settings):
     with running_checkpoint(tiny_spm, **settings) as server:
-        soak(server, num_clients=100, seconds=30, processes=[psutil.Process()])
+        soak(server, num_clients=200, seconds=60, processes=[psutil.Process()])
 
 
 @pytest.mark.slow
