@@ -51,7 +51,7 @@ def pick(logprobs):
     return logprobs[torch.arange(len(IDS) - 1), torch.tensor(IDS[1:])].cpu()
 
 
-def ours(path, dtype):
+def ours(path, dtype, **settings):
     """The same from the engine, the prompt in chunks of different lengths."""
     llm = LLM(
         path,
@@ -61,6 +61,7 @@ def ours(path, dtype):
         max_model_len=1024,
         max_num_batched_tokens=250,
         max_num_seqs=8,
+        **settings,
     )
     params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
     output = llm.generate({"prompt_token_ids": IDS}, params, use_tqdm=False)[0]
@@ -77,3 +78,14 @@ def test_logits_are_as_close_to_float32_as_those_of_transformers(model, dtype, r
     their_error = (theirs(keywords, dtype) - exact).abs().mean()
     error = (ours(path, dtype) - exact).abs().mean()
     assert error <= TOLERANCE * their_error, f"{error:.2e}, transformers {their_error:.2e}"
+
+
+MAX_DISTANCE = {"quantization": 0.3, "kv_cache_dtype": 0.25}
+"""As on a CPU, and a little for activations of 8 bits."""
+
+
+@pytest.mark.parametrize("setting", MAX_DISTANCE)
+def test_8_bits_change_little_of_what_the_default_model_thinks(setting, default_model):
+    path, _ = default_model
+    plain, changed = (ours(path, torch.bfloat16, **some) for some in ({}, {setting: "fp8"}))
+    assert 0.01 < (plain - changed).abs().mean() < MAX_DISTANCE[setting]

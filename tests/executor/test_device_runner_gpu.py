@@ -137,6 +137,18 @@ def test_padding_rows_leave_the_last_block_alone(tiny_spm, num_requests):
     assert outputs[0] == outputs[1]
 
 
+def test_graphs_of_8_bits_give_the_tokens_of_single_launches(tiny_spm):
+    outputs = []
+    for settings in ({"enforce_eager": True}, {"cuda_graph_sizes": [4, 8]}):
+        settings |= {"quantization": "fp8", "kv_cache_dtype": "fp8", "dtype": "bfloat16"}
+        hand = ByHand(make_executor(tiny_spm, max_model_len=128, **settings), lag=1)
+        admit_all(hand, 4)
+        decode(hand, 20)
+        hand.finish()
+        outputs.append([request.outputs for request in hand.requests.values()])
+    assert outputs[0] == outputs[1]
+
+
 @pytest.fixture
 def compiled():
     """Names of the kernels that are compiled during a test, from where it clears the list."""
@@ -146,8 +158,10 @@ def compiled():
     knobs.runtime.jit_post_compile_hook = None
 
 
-def test_no_request_waits_for_a_compiler(tiny_spm, compiled):
-    hand = ByHand(make_executor(tiny_spm, max_model_len=128, dtype="bfloat16"), lag=1)
+@pytest.mark.parametrize("bits", [{}, {"quantization": "fp8", "kv_cache_dtype": "fp8"}])
+def test_no_request_waits_for_a_compiler(bits, tiny_spm, compiled):
+    executor = make_executor(tiny_spm, max_model_len=128, dtype="bfloat16", **bits)
+    hand = ByHand(executor, lag=1)
     compiled.clear()
     admit_all(hand, 1, temperature=0.7, top_p=0.9)
     decode(hand, 3)
