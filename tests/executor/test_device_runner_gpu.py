@@ -142,7 +142,9 @@ def test_graphs_of_8_bits_give_the_tokens_of_single_launches(tiny_spm):
     for settings in ({"enforce_eager": True}, {"cuda_graph_sizes": [4, 8]}):
         settings |= {"quantization": "fp8", "kv_cache_dtype": "fp8", "dtype": "bfloat16"}
         hand = ByHand(make_executor(tiny_spm, max_model_len=128, **settings), lag=1)
-        admit_all(hand, 4)
+        for row in range(4):
+            hand.admit(row, range(10 + row, 30 + row))
+        hand.step(dict.fromkeys(hand.requests, 20))
         decode(hand, 20)
         hand.finish()
         outputs.append([request.outputs for request in hand.requests.values()])
