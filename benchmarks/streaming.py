@@ -38,7 +38,7 @@ from octavo.engine.messages import (
 )
 from octavo.engine.metrics import EngineMetrics
 from octavo.entrypoints.credentials import Credentials
-from octavo.entrypoints.openai.listener import bind
+from octavo.entrypoints.http.listener import bind
 from octavo.entrypoints.openai.server import Server
 from octavo.entrypoints.openai.service import Service
 from octavo.entrypoints.served_model import load_served_model

@@ -10,8 +10,8 @@ from octavo.config import EngineConfig, Environment
 from octavo.engine.template_sandbox import read_chat_template
 from octavo.entrypoints.credentials import read_credentials
 from octavo.entrypoints.file_limit import raise_file_limit
+from octavo.entrypoints.http.listener import open_listener
 from octavo.entrypoints.logs import configure_http_logging, configure_logging
-from octavo.entrypoints.openai.listener import open_listener
 from octavo.entrypoints.processes import start_core_process
 from octavo.entrypoints.server_settings import ServerSettings
 from octavo.models.source import resolve_source

@@ -18,8 +18,8 @@ from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request_factory import RequestDefaults
 from octavo.engine.tokenizer import Tokenizer
 from octavo.entrypoints.credentials import read_credentials
+from octavo.entrypoints.http.listener import bind
 from octavo.entrypoints.launch import create_core
-from octavo.entrypoints.openai.listener import bind
 from octavo.entrypoints.openai.server import Server, choose_limits
 from octavo.entrypoints.openai.service import Service
 from octavo.entrypoints.openai.template_pool import TemplatePool

@@ -55,6 +55,17 @@ def test_imports_point_down(package):
     assert not bad
 
 
+def test_http_knows_nothing_of_the_api():
+    bad = [
+        f"{relative(path)} imports {name}"
+        for path in SOURCES
+        if relative(path).parts[:2] == ("entrypoints", "http")
+        for name in imported_modules(SOURCES[path])
+        if name.startswith("octavo.entrypoints.openai")
+    ]
+    assert not bad
+
+
 def test_the_base_layer_imports_no_package():
     base = [path for path in SOURCES if relative(path).parts[0] == "src"]
     bad = [path.name for path in base if path.name != "__init__.py" and [*imported_packages(path)]]

@@ -6,9 +6,9 @@ from typing import Annotated, Literal, TypeVar
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from octavo.entrypoints.openai.errors import HttpError
+from octavo.entrypoints.http.errors import HttpError
+from octavo.entrypoints.http.request_body import read_body
 from octavo.entrypoints.openai.openapi import describe_body
-from octavo.entrypoints.openai.request_body import read_body
 from octavo.entrypoints.openai.service import Service
 
 Result = TypeVar("Result")

@@ -4,10 +4,10 @@ from fastapi import FastAPI, Response
 from fastapi.responses import PlainTextResponse
 
 import octavo
+from octavo.entrypoints.http.errors import install_error_handlers
 from octavo.entrypoints.openai.administration import AdminEndpoints
 from octavo.entrypoints.openai.chat import ChatEndpoint
 from octavo.entrypoints.openai.completions import CompletionsEndpoint
-from octavo.entrypoints.openai.errors import install_error_handlers
 from octavo.entrypoints.openai.information import InformationEndpoints
 from octavo.entrypoints.openai.model_cards import ModelEndpoints
 from octavo.entrypoints.openai.openapi import (

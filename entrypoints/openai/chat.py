@@ -6,12 +6,12 @@ from fastapi import Request, Response
 
 from octavo.engine.conversation import Message, read_part
 from octavo.engine.prompt import EncodedPrompt
+from octavo.entrypoints.http.request_body import read_body
+from octavo.entrypoints.http.request_ids import choose_request_id
 from octavo.entrypoints.openai.conversations import is_prompted, render_conversation
 from octavo.entrypoints.openai.forms import ChatForm
 from octavo.entrypoints.openai.generation import Generation
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest
-from octavo.entrypoints.openai.request_body import read_body
-from octavo.entrypoints.openai.request_ids import choose_request_id
 from octavo.entrypoints.openai.service import Service
 from octavo.errors import InvalidRequestError
 

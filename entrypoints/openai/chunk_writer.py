@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.entrypoints.openai.errors import find_failure
+from octavo.entrypoints.openai.failures import find_failure
 from octavo.entrypoints.openai.forms import Choice, Opening, ResponseForm
 from octavo.entrypoints.openai.usage import Usage, UsageReports
 from octavo.outputs import CompletionOutput, RequestOutput

@@ -7,12 +7,12 @@ from typing import Any
 from fastapi import Request, Response
 
 from octavo.engine.prompt import EncodedPrompt, Prompt, TextPrompt, TokensPrompt
+from octavo.entrypoints.http.request_body import read_body
+from octavo.entrypoints.http.request_ids import choose_request_id
 from octavo.entrypoints.openai.echo import Echo
 from octavo.entrypoints.openai.forms import CompletionForm
 from octavo.entrypoints.openai.generation import Generation
 from octavo.entrypoints.openai.protocol import MAX_CHOICES, CompletionRequest
-from octavo.entrypoints.openai.request_body import read_body
-from octavo.entrypoints.openai.request_ids import choose_request_id
 from octavo.entrypoints.openai.service import Service
 from octavo.errors import InvalidRequestError
 

@@ -16,8 +16,9 @@ from starlette.types import Receive
 from octavo.engine.async_engine import Conditions
 from octavo.engine.prompt import EncodedPrompt
 from octavo.engine.request_stream import JoinedStreams
+from octavo.entrypoints.http.errors import choose_retry
 from octavo.entrypoints.openai.chunk_writer import ChunkWriter
-from octavo.entrypoints.openai.errors import choose_retry, find_failure
+from octavo.entrypoints.openai.failures import find_failure
 from octavo.entrypoints.openai.fields import report_ignored_fields
 from octavo.entrypoints.openai.forms import Choice, ResponseForm
 from octavo.entrypoints.openai.protocol import GenerationRequest

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 import octavo
 from octavo.engine.messages import RequestExplanation
 from octavo.engine.open_request import InFlight
-from octavo.entrypoints.openai.errors import HttpError, error_response
+from octavo.entrypoints.http.errors import HttpError, error_response
 from octavo.entrypoints.openai.service import Service
 from octavo.shown_settings import show_settings
 

@@ -13,12 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from octavo.engine.messages import CoreInfo
 from octavo.engine.prompt import MAX_CACHE_SALT_LENGTH, EncodeOptions
 from octavo.entrypoints.openai.fields import JsonBody, Refused
+from octavo.entrypoints.openai.forms import ReplyShape
 from octavo.entrypoints.openai.refused_fields import (
     REFUSED_EVERYWHERE,
     REFUSED_IN_CHAT,
     REFUSED_IN_COMPLETIONS,
 )
-from octavo.entrypoints.openai.reply_shape import ReplyShape
 from octavo.entrypoints.openai.usage import UsageReports
 from octavo.entrypoints.server_settings import ServerSettings
 from octavo.errors import InvalidRequestError

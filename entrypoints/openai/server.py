@@ -23,10 +23,10 @@ from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request_lines import log_requests
 from octavo.entrypoints.credentials import Credentials
 from octavo.entrypoints.file_limit import choose_max_connections
+from octavo.entrypoints.http.connection import ConnectionLimits, GuardedConnection
+from octavo.entrypoints.http.layers import add_layers
+from octavo.entrypoints.http.listener import SEND_TIMEOUT_S, describe_address, is_public
 from octavo.entrypoints.openai.app import create_app
-from octavo.entrypoints.openai.connection import ConnectionLimits, GuardedConnection
-from octavo.entrypoints.openai.layers import add_layers
-from octavo.entrypoints.openai.listener import SEND_TIMEOUT_S, describe_address, is_public
 from octavo.entrypoints.openai.service import Service
 from octavo.entrypoints.processes import freeze_garbage
 from octavo.entrypoints.served_model import load_served_model

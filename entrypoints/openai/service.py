@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from octavo.engine.async_engine import AsyncEngine
-from octavo.entrypoints.openai.errors import HttpError
+from octavo.entrypoints.http.errors import HttpError
 from octavo.entrypoints.openai.template_pool import TemplatePool
 from octavo.entrypoints.served_model import ServedModel
 from octavo.entrypoints.server_settings import ServerSettings

@@ -10,8 +10,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from octavo.entrypoints.http.errors import choose_retry, describe_error
 from octavo.entrypoints.openai.chunk_writer import DONE, ChunkWriter, encode_event
-from octavo.entrypoints.openai.errors import choose_retry, describe_error
 from octavo.outputs import RequestOutput
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import msgspec
 
 from octavo.engine.template_process import LENGTH, Refused, Reply
 from octavo.engine.template_renderer import RenderJob, refuse_cost
-from octavo.entrypoints.openai.errors import HttpError
+from octavo.entrypoints.http.errors import HttpError
 from octavo.errors import InvalidRequestError
 
 NUM_PROCESSES = 4

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from octavo.entrypoints.http.reasons import STATUS_OF_REASON
+from octavo.entrypoints.http.request_body import MAX_BODY_BYTES
 from octavo.entrypoints.openai.fields import MAX_JSON_DEPTH
-from octavo.entrypoints.openai.reasons import STATUS_OF_REASON
-from octavo.entrypoints.openai.request_body import MAX_BODY_BYTES
 
 COMPLETION = {"prompt": "ab", "max_tokens": 2}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}

@@ -9,14 +9,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.engine.prompt import MAX_CACHE_SALT_LENGTH
 from octavo.entrypoints.file_limit import RESERVED_FILES
-from octavo.entrypoints.openai.body_limits import (
+from octavo.entrypoints.http.body_limits import (
     MAX_BODY_BYTES,
     MAX_BODY_DEPTH,
     MAX_BODY_VALUES,
 )
-from octavo.entrypoints.openai.connection import NUM_HEALTH_CONNECTIONS
+from octavo.entrypoints.http.connection import NUM_HEALTH_CONNECTIONS
+from octavo.entrypoints.http.listener import KEEPALIVE_S, SEND_TIMEOUT_S
+from octavo.entrypoints.http.reasons import REASON_OF_STATUS, STATUS_OF_REASON
+from octavo.entrypoints.http.request_ids import MAX_ID_CHARACTERS
 from octavo.entrypoints.openai.fields import MAX_JSON_DEPTH
-from octavo.entrypoints.openai.listener import KEEPALIVE_S, SEND_TIMEOUT_S
 from octavo.entrypoints.openai.protocol import (
     MAX_CHOICES,
     MAX_LOGPROBS,
@@ -24,8 +26,6 @@ from octavo.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
 )
-from octavo.entrypoints.openai.reasons import REASON_OF_STATUS, STATUS_OF_REASON
-from octavo.entrypoints.openai.request_ids import MAX_ID_CHARACTERS
 from octavo.entrypoints.openai.server import RECEIVE_TIMEOUT_S
 from octavo.entrypoints.openai.tokenization import (
     CHARACTERS_PER_TOKEN,

@@ -9,8 +9,7 @@ import pytest
 from octavo.engine.prompt import EncodedPrompt
 from octavo.engine.tokenizer import Tokenizer
 from octavo.entrypoints.openai.chunk_writer import ChunkWriter
-from octavo.entrypoints.openai.forms import ChatForm, CompletionForm
-from octavo.entrypoints.openai.reply_shape import ReplyShape
+from octavo.entrypoints.openai.forms import ChatForm, CompletionForm, ReplyShape
 from octavo.entrypoints.openai.streaming import EventStream
 from octavo.entrypoints.openai.usage import Usage, UsageReports
 from octavo.outputs import CompletionOutput, RequestOutput

@@ -11,7 +11,7 @@ import pytest
 
 from octavo.engine.conversation import ChatOptions
 from octavo.engine.template_renderer import MAX_TEXT_CHARACTERS, RenderJob
-from octavo.entrypoints.openai.errors import HttpError
+from octavo.entrypoints.http.errors import HttpError
 from octavo.entrypoints.openai.template_pool import TemplatePool
 from octavo.errors import InvalidRequestError
 

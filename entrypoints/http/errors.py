@@ -11,9 +11,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from octavo.entrypoints.openai.reasons import STATUS_OF_REASON, choose_reason
+from octavo.entrypoints.http.reasons import choose_reason
 from octavo.errors import EngineDeadError, InvalidRequestError, OctavoError, QueueFullError
-from octavo.outputs import CompletionOutput
 
 ERROR_TYPES = {
     400: "BadRequestError",
@@ -77,26 +76,6 @@ def describe_error(
         "reason_code": choose_reason(status, reason_code),
     }
     return {"error": error}
-
-
-def find_failure(answer: CompletionOutput, *, is_complete: bool) -> dict[str, Any] | None:
-    """Return the body of the error that an answer is, its ``code`` being the status; None if not.
-
-    It is one too when it was aborted before it was ``is_complete``: before what it needs was there.
-    """
-    if answer.finish_reason == "error":
-        return describe_failure(answer)
-    if answer.finish_reason == "abort" and not is_complete:
-        text = "the request was ended before its prompt was computed"
-        return describe_error(503, text, reason_code="aborted")
-    return None
-
-
-def describe_failure(answer: CompletionOutput) -> dict[str, Any]:
-    """Return the body of the error with which an answer ended; its ``code`` is the status."""
-    reason_code = answer.reason_code or "generation_failed"
-    status = STATUS_OF_REASON[reason_code]
-    return describe_error(status, answer.error or "unknown error", reason_code=reason_code)
 
 
 def choose_retry(status: int) -> dict[str, str]:

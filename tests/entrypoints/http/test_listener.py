@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.entrypoints.openai.listener import bind, describe_address, is_public, open_listener
+from octavo.entrypoints.http.listener import bind, describe_address, is_public, open_listener
 from octavo.entrypoints.server_settings import ServerSettings
 from octavo.errors import ConfigError
 

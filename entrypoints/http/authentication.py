@@ -3,7 +3,7 @@
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.entrypoints.api_keys import ApiKeys
-from octavo.entrypoints.openai.errors import error_response
+from octavo.entrypoints.http.errors import error_response
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
 """What load balancers and orchestrators ask for: whether the server works, and nothing else."""

@@ -5,11 +5,11 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from octavo.entrypoints.api_keys import ApiKeys
-from octavo.entrypoints.openai.authentication import RequireApiKey
-from octavo.entrypoints.openai.cross_origin import AnswerWebPages
-from octavo.entrypoints.openai.http_metrics import CountRequests
-from octavo.entrypoints.openai.request_ids import SendRequestIds
-from octavo.entrypoints.openai.root_path import ShowUnderPath
+from octavo.entrypoints.http.authentication import RequireApiKey
+from octavo.entrypoints.http.cross_origin import AnswerWebPages
+from octavo.entrypoints.http.request_ids import SendRequestIds
+from octavo.entrypoints.http.request_metrics import CountRequests
+from octavo.entrypoints.http.root_path import ShowUnderPath
 from octavo.entrypoints.server_settings import ServerSettings
 
 

@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from octavo.entrypoints.openai.body_limits import (
+from octavo.entrypoints.http.body_limits import (
     MAX_BODY_BYTES,
     MAX_BODY_DEPTH,
     MAX_BODY_VALUES,
     check_num_values,
 )
-from octavo.entrypoints.openai.errors import HttpError
+from octavo.entrypoints.http.errors import HttpError
 
 COMPLETION = {"prompt": "ab", "max_tokens": 2}
 PATHS = ["/v1/completions", "/v1/chat/completions"]

@@ -18,8 +18,8 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from octavo.entrypoints.openai.authentication import OPEN_PATHS
-from octavo.entrypoints.openai.errors import describe_error, error_response
+from octavo.entrypoints.http.authentication import OPEN_PATHS
+from octavo.entrypoints.http.errors import describe_error, error_response
 
 logger = logging.getLogger(__name__)
 

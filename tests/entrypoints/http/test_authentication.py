@@ -6,7 +6,7 @@ import socket
 import openai
 import pytest
 
-from octavo.entrypoints.openai.authentication import OPEN_PATHS
+from octavo.entrypoints.http.authentication import OPEN_PATHS
 from tests.live_server import TIMEOUT_S, running_server
 
 KEYS = ("sk-first", "sk-second")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
 
-from octavo.entrypoints.openai.unix_socket import claimed_path
+from octavo.entrypoints.http.unix_socket import claimed_path
 from octavo.entrypoints.server_settings import DEFAULT_HOST, DEFAULT_PORT, ServerSettings
 from octavo.errors import ConfigError
 

@@ -10,9 +10,9 @@ import time
 import pytest
 
 from octavo.entrypoints.file_limit import RESERVED_FILES, choose_max_connections
+from octavo.entrypoints.http.connection import NUM_HEALTH_CONNECTIONS
+from octavo.entrypoints.http.listener import SEND_TIMEOUT_S, bind
 from octavo.entrypoints.openai import server as server_module
-from octavo.entrypoints.openai.connection import NUM_HEALTH_CONNECTIONS
-from octavo.entrypoints.openai.listener import SEND_TIMEOUT_S, bind
 from tests.echo_core import EchoCore
 from tests.live_server import TIMEOUT_S, running_server
 

@@ -6,13 +6,13 @@ from typing import Any, TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
-from octavo.entrypoints.openai.body_limits import (
+from octavo.entrypoints.http.body_limits import (
     MAX_BODY_BYTES,
     check_declared_size,
     check_num_values,
     refuse_size,
 )
-from octavo.entrypoints.openai.errors import MAX_SHOWN_INPUT, HttpError
+from octavo.entrypoints.http.errors import MAX_SHOWN_INPUT, HttpError
 from octavo.errors import InvalidRequestError
 
 Body = TypeVar("Body", bound=BaseModel)

@@ -5,7 +5,7 @@ Text is cheap, values are not: 32 MiB of empty lists take seconds and a gigabyte
 
 import re
 
-from octavo.entrypoints.openai.errors import HttpError
+from octavo.entrypoints.http.errors import HttpError
 
 MAX_BODY_BYTES = 32 * 2**20
 MAX_BODY_VALUES = 2**20
