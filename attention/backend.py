@@ -69,7 +69,7 @@ class Attention(Protocol):
     """Attention bound to one step, as the models see it."""
 
     def __call__(self, layer: AttentionLayer, qkv: Tensor) -> Tensor:
-        """Map q | k | v of the flat batch to the heads' outputs.
+        """Map q | k | v of the flat batch to the heads' outputs; may overwrite ``qkv``.
 
         (num_tokens, (num_heads + 2 * num_kv_heads) * head_dim) in,
         (num_tokens, num_heads * head_dim) out.

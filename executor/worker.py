@@ -7,13 +7,14 @@ that spin while they wait make a step many times slower.
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 
 from octavo.attention.backend import AttentionBackend, KVCacheSpec
+from octavo.attention.cpu_backend import CpuBackend
 from octavo.attention.reference import ReferenceBackend
 from octavo.attention.triton_backend import TritonBackend
 from octavo.config import DEVICE_DEFAULTS, EngineConfig
@@ -36,6 +37,11 @@ from octavo.models.source import ModelSource
 logger = logging.getLogger(__name__)
 
 MIN_FP8_CAPABILITY = (8, 9)
+BACKENDS: dict[str, Callable[..., AttentionBackend]] = {
+    "triton": TritonBackend,
+    "cpu": CpuBackend,
+    "reference": ReferenceBackend,
+}
 NUM_PROFILED_BLOCKS = 16
 """Blocks of the pool that the largest step is measured with; its rows write none."""
 
@@ -99,13 +105,15 @@ class RunnerParts:
 
     def create_backend(self, num_blocks: int) -> AttentionBackend:
         """Return the backend that the settings ask for, with its pool."""
-        name = self.info.attention_backend
-        if name == "triton" and self.device.type != "cuda":
-            raise ConfigError("attention_backend is triton, which needs a GPU: use reference")
-        if name == "reference" and self.device.type == "cuda":
-            raise ConfigError("attention_backend is reference, which computes on a CPU: use triton")
-        backend = TritonBackend if name == "triton" else ReferenceBackend
-        return backend(self.spec, num_blocks, dtype=self.kv_dtype, device=self.device)
+        name, device = self.info.attention_backend, self.device
+        if (name == "triton") != (device.type == "cuda"):
+            raise ConfigError(
+                f"attention_backend is {name}, which does not compute on the device {device.type}:"
+                " use auto"
+            )
+        if name == "cpu" and self.kv_dtype.itemsize == 1:
+            raise ConfigError("attention_backend is cpu, which keeps no K/V in fp8: use reference")
+        return BACKENDS[name](self.spec, num_blocks, dtype=self.kv_dtype, device=device)
 
     def sized(self, num_blocks: int) -> ExecutorInfo:
         """Return the executor's description with the pool's size."""
@@ -256,7 +264,9 @@ def _resolve_device(config: EngineConfig) -> torch.device:
 def _resolve_backend(config: EngineConfig, device: torch.device) -> str:
     if config.attention_backend != "auto":
         return config.attention_backend
-    return "triton" if device.type == "cuda" else "reference"
+    if device.type == "cuda":
+        return "triton"
+    return "reference" if config.kv_cache_dtype == "fp8" else "cpu"
 
 
 def _resolve_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:

@@ -16,7 +16,7 @@ from octavo.shown_settings import IS_PUBLIC
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "fp8"]
-AttentionBackendName = Literal["auto", "triton", "reference"]
+AttentionBackendName = Literal["auto", "triton", "cpu", "reference"]
 QuantizationName = Literal["fp8"]
 SchedulingPolicyName = Literal["fcfs", "priority", "lpm", "dfs"]
 
@@ -136,8 +136,9 @@ class EngineConfig:
     )
     attention_backend: AttentionBackendName = _setting(
         "auto",
-        "How K/V is kept and read; auto is triton on a GPU, reference on a CPU.",
-        choices=("auto", "triton", "reference"),
+        "How K/V is kept and read; auto is triton on a GPU and cpu on a CPU, where reference is "
+        "the plain one, and the one for K/V in fp8.",
+        choices=("auto", "triton", "cpu", "reference"),
     )
     enforce_eager: bool = _setting(False, "Launch the kernels of all steps without CUDA graphs.")
     cuda_graph_sizes: list[int] | None = _setting(

@@ -69,6 +69,27 @@ def test_a_pool_of_8_bits_holds_as_many_blocks_in_a_quarter_of_the_bytes(tiny_sp
     assert small.info.num_blocks == plain.info.num_blocks
 
 
+def test_a_cpu_attends_by_its_own_backend_but_to_kv_in_8_bits(tiny_spm):
+    assert create(tiny_spm).info.attention_backend == "cpu"
+    assert create(tiny_spm, attention_backend="reference").info.attention_backend == "reference"
+    assert create(tiny_spm, kv_cache_dtype="fp8").info.attention_backend == "reference"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attention_backend": "triton"}, "is triton, which does not compute on the device cpu"),
+        (
+            {"attention_backend": "cpu", "kv_cache_dtype": "fp8"},
+            "is cpu, which keeps no K/V in fp8",
+        ),
+    ],
+)
+def test_a_backend_that_does_not_fit_is_refused(tiny_spm, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        create(tiny_spm, **settings)
+
+
 @pytest.mark.parametrize("setting", ["quantization", "kv_cache_dtype"])
 def test_a_gpu_without_8_bit_floats_is_refused(setting, tiny_spm, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))

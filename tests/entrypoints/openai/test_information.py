@@ -122,7 +122,7 @@ def test_the_settings_are_told_with_what_was_resolved_and_no_secret(tiny_spm):
     assert info["engine_settings"]["model"] == str(tiny_spm)
     assert info["engine_settings"]["max_num_seqs"] == 7
     resolved = ("device", "dtype", "attention_backend", "max_num_batched_tokens")
-    assert [info["engine_settings"][n] for n in resolved] == ["cpu", "float32", "reference", 1_024]
+    assert [info["engine_settings"][n] for n in resolved] == ["cpu", "float32", "cpu", 1_024]
     assert info["engine_settings"]["hf_token"] == "(hidden)"
     assert set(info["server_settings"]) == {setting.name for setting in fields(ServerSettings)}
     assert info["limits"]["num_blocks"] == 256

@@ -1,4 +1,4 @@
-"""The reference backend against dense attention written down token by token."""
+"""The backends of a CPU against dense attention written down token by token."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.attention.backend import AttentionInputs, AttentionLayer, KVCacheSpec
+from octavo.attention.cpu_backend import CpuBackend
 from octavo.attention.reference import ReferenceBackend
 
 MAX_POSITIONS = 700
@@ -15,6 +16,11 @@ NUM_LAYERS = 2
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, params=[CpuBackend, ReferenceBackend])
+def backend(request, monkeypatch):
+    monkeypatch.setattr(Pool, "Backend", request.param)
 
 
 def make_rotary(rotary_dim):
@@ -41,10 +47,12 @@ def make_layer(*, kv_heads=2, group=2, head_dim=64, index=1, rotary_dim=None, no
 class Pool:
     """A poisoned backend and the block tables of rows that grow in it."""
 
+    Backend = CpuBackend
+
     def __init__(self, layer, *, block_size=16, num_blocks=200, dtype=torch.float32):
         self.layer, self.block_size = layer, block_size
         spec = KVCacheSpec(NUM_LAYERS, layer.num_kv_heads, layer.head_dim, block_size)
-        self.backend = ReferenceBackend(spec, num_blocks, dtype=dtype)
+        self.backend = self.Backend(spec, num_blocks, dtype=dtype)
         self.backend.kv_pool.fill_(torch.nan)
         self.free = torch.randperm(num_blocks).tolist()
         self.tables = {}
@@ -78,7 +86,7 @@ class Pool:
         """Run one step with ``qkv[row]`` as the further tokens; returns the rows' outputs."""
         counts = {row: len(x) for row, x in qkv.items()}
         attention = self.backend.bind(self.make_inputs(counts))
-        outputs = attention(self.layer, torch.cat(list(qkv.values())))
+        outputs = attention(self.layer, torch.cat(list(qkv.values())))  # may be overwritten
         return dict(zip(qkv, outputs.split(list(counts.values())), strict=True))
 
 
@@ -190,8 +198,11 @@ def test_negative_slots_are_skipped_and_all_others_keep_their_bits():
         slot_mapping=torch.tensor([5, -1, -1]),
     )
     pool.backend.bind(inputs)(layer, make_qkv(layer, 3))
-    changed = (pool.backend.kv_pool != before).nonzero()[:, :4].unique(dim=0).tolist()
-    assert changed == [[0, layer.index, 0, 5], [0, layer.index, 1, 5]]
+    changed = (pool.backend.kv_pool != before).flatten(4).all(dim=4).nonzero()
+    block, index, *place = changed.T.tolist()
+    assert (block, index) == ([0, 0], [layer.index, layer.index])
+    assert sorted(place) == [[0, 1], [5, 5]]  # K and V of one slot
+    assert int((pool.backend.kv_pool != before).sum()) == 2 * layer.num_kv_heads * layer.head_dim
 
 
 def test_tokens_without_a_row_get_zeros():
@@ -219,7 +230,7 @@ def test_copying_a_block_copies_all_layers():
     assert torch.equal(pool.backend.kv_pool, before[[0, 1, 0]])
 
 
-def test_a_bfloat16_pool_is_read_in_float32():
+def test_a_bfloat16_pool_gives_what_float32_does():
     layer = make_layer()
     qkv = make_qkv(layer, 30).bfloat16()
     found = Pool(layer, dtype=torch.bfloat16).attend({0: qkv})[0]
@@ -229,7 +240,12 @@ def test_a_bfloat16_pool_is_read_in_float32():
     )
 
 
-def test_kv_in_8_bits_is_rounded_once_and_computed_with_in_float32():
+@pytest.fixture
+def reference(monkeypatch):
+    monkeypatch.setattr(Pool, "Backend", ReferenceBackend)
+
+
+def test_kv_in_8_bits_is_rounded_once_and_computed_with_in_float32(reference):
     layer = make_layer(norm=True)
     pool = Pool(layer, dtype=torch.float8_e4m3fn)
     qkv = {row: make_qkv(layer, length) for row, length in enumerate((1, 33, 20))}
@@ -240,7 +256,7 @@ def test_kv_in_8_bits_is_rounded_once_and_computed_with_in_float32():
         assert_close(output, expected[-len(output) :])
 
 
-def test_values_beyond_8_bits_are_cut_to_the_largest():
+def test_values_beyond_8_bits_are_cut_to_the_largest(reference):
     layer = make_layer()
     pool = Pool(layer, dtype=torch.float8_e4m3fn)
     qkv = make_qkv(layer, 1)

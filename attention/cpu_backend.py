@@ -1,0 +1,188 @@
+"""Paged attention on a CPU: a few of torch's own operators a layer, whatever the number of rows.
+
+Rows that compute one token attend together; heads that share keys take the place of queries, for
+torch would read keys once a head. A prompt that begins in a step is read where its projections left
+it. What layers share is worked out once a step.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.attention.backend import AttentionInputs, AttentionLayer, KVCacheSpec
+from octavo.attention.tiles import Prompt, Tile, find_tiles
+
+MAX_TILE_BYTES = 2**21
+"""Keys and values that several rows gather together: they fit in a core's cache."""
+
+
+class CpuBackend:
+    """Owns the KV pool, (num_blocks, num_layers, block_size, 2, num_kv_heads, head_dim).
+
+    K and V of one token in one layer lie side by side, a line: one copy stores it, one gathers it.
+    The pool is not initialised: what was never stored may be anything, NaN included.
+    """
+
+    def __init__(
+        self,
+        spec: KVCacheSpec,
+        num_blocks: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        head_shape = (spec.num_kv_heads, spec.head_dim)
+        shape = (num_blocks, spec.num_layers, spec.block_size, 2, *head_shape)
+        self.kv_pool = torch.empty(shape, dtype=dtype, device=device)
+
+    def bind(self, inputs: AttentionInputs) -> "CpuAttention":
+        """Return the attention of one step."""
+        return CpuAttention(self.kv_pool, inputs)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy the K/V of all layers of one block."""
+        self.kv_pool[target].copy_(self.kv_pool[source])
+
+
+class CpuAttention:
+    """Attention of one step.
+
+    Lines are counted from the layer's first one, so that a slot has the same line in every layer.
+    """
+
+    def __init__(self, kv_pool: Tensor, inputs: AttentionInputs) -> None:
+        num_layers, self._block_size = kv_pool.shape[1:3]
+        self._lines_per_block = num_layers * self._block_size
+        self._lines = kv_pool.view(len(kv_pool) * self._lines_per_block, -1)
+        self._inputs = inputs
+        is_stored = inputs.slot_mapping >= 0
+        self._stored = None if bool(is_stored.all()) else is_stored.nonzero().flatten()
+        self._targets = self._find_lines(inputs.slot_mapping[is_stored])
+        self._work: dict[int | None, list[_PromptWork | _TileWork]] = {}
+        self._rotations: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, layer: AttentionLayer, qkv: Tensor) -> Tensor:
+        """Store k and v of all tokens, then attend."""
+        heads = qkv.view(len(qkv), -1, layer.head_dim)
+        q_size = layer.num_heads * layer.head_dim
+        self._turn(layer, heads[:, : layer.num_heads + layer.num_kv_heads])
+        lines = self._lines[layer.index * self._block_size :]
+        self._store(lines, qkv[:, q_size:])
+        work = self._find_work(layer.sliding_window)
+        if len(work) == 1 and work[0].num_tokens == len(qkv):
+            return work[0].attend(layer, heads, lines)
+        output = qkv.new_zeros(len(qkv), q_size)
+        for part in work:
+            output[part.tokens] = part.attend(layer, heads[part.tokens], lines)
+        return output
+
+    def _turn(self, layer: AttentionLayer, qk: Tensor) -> None:
+        """Normalise and rotate the heads of q and k in place, rounding once."""
+        x = qk.float()
+        for heads, weight in (
+            (x[:, : layer.num_heads], layer.q_norm),
+            (x[:, layer.num_heads :], layer.k_norm),
+        ):
+            if weight is not None:
+                heads.copy_(F.rms_norm(heads, weight.shape, weight.float(), layer.norm_eps))
+        cos, sin = self._find_rotation(layer)
+        half = cos.shape[-1]
+        pairs = x[..., : 2 * half].view(*x.shape[:2], 2, half)
+        swapped = pairs.flip(-2)
+        pairs.mul_(cos).addcmul_(swapped, sin)
+        if x.dtype != qk.dtype:
+            qk.copy_(x)
+
+    def _find_rotation(self, layer: AttentionLayer) -> tuple[Tensor, Tensor]:
+        """Return cos, (num_tokens, 1, 1, half), and -sin and sin, (num_tokens, 1, 2, half)."""
+        key = id(layer.rotary)  # layers share their tables; the model keeps them alive
+        if key not in self._rotations:
+            table = layer.rotary.index_select(0, self._inputs.positions)[:, None, None]
+            cos, sin = table.chunk(2, dim=-1)
+            self._rotations[key] = cos, torch.cat((-sin, sin), dim=2)
+        return self._rotations[key]
+
+    def _find_lines(self, slots: Tensor) -> Tensor:
+        blocks, offsets = slots // self._block_size, slots % self._block_size
+        return blocks * self._lines_per_block + offsets
+
+    def _store(self, lines: Tensor, kv: Tensor) -> None:
+        if self._stored is not None:
+            kv = kv.index_select(0, self._stored)
+        lines.index_copy_(0, self._targets, kv)
+
+    def _find_work(self, window: int | None) -> "list[_PromptWork | _TileWork]":
+        if window not in self._work:
+            tiles = find_tiles(
+                self._inputs,
+                window=window,
+                block_size=self._block_size,
+                max_slots=MAX_TILE_BYTES // (self._lines.shape[1] * self._lines.itemsize),
+            )
+            self._work[window] = [
+                _PromptWork(tile.tokens, tile.num_tokens)
+                if isinstance(tile, Prompt)
+                else _TileWork.create(tile, self._find_lines(tile.slots), self._lines.dtype)
+                for tile in tiles
+            ]
+        return self._work[window]
+
+
+@dataclass(frozen=True, slots=True)
+class _PromptWork:
+    """A prompt that begins in this step: nothing of it is read from the pool."""
+
+    tokens: slice
+    num_tokens: int
+
+    def attend(self, layer: AttentionLayer, heads: Tensor, lines: Tensor) -> Tensor:
+        """Map its tokens' heads of q, k and v to (num_tokens, num_heads * head_dim)."""
+        q, k, v = heads.transpose(0, 1).split_with_sizes(
+            [layer.num_heads, layer.num_kv_heads, layer.num_kv_heads]
+        )
+        return _attend_in_groups(layer, q, k, v, is_causal=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _TileWork:
+    """A tile that gathers what it sees from the pool."""
+
+    tokens: Tensor
+    num_tokens: int
+    num_rows: int
+    lines: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def create(cls, tile: Tile, lines: Tensor, dtype: torch.dtype) -> "_TileWork":
+        bias = None if tile.bias is None else tile.bias.to(dtype)
+        return cls(tile.tokens, len(tile.tokens), tile.num_rows, lines, bias)
+
+    def attend(self, layer: AttentionLayer, heads: Tensor, lines: Tensor) -> Tensor:
+        """Map its tokens' heads of q, k and v to (num_tokens, num_heads * head_dim)."""
+        q = heads[:, : layer.num_heads]
+        shape = (self.num_rows, -1, 2, layer.num_kv_heads, layer.head_dim)
+        k, v = lines.index_select(0, self.lines).view(shape).transpose(1, 3).unbind(2)
+        if len(q) > self.num_rows:
+            return _attend_in_groups(layer, q.transpose(0, 1), k[0], v[0], bias=self.bias)
+        q = q.view(self.num_rows, layer.num_kv_heads, -1, layer.head_dim)
+        out = F.scaled_dot_product_attention(q, k, v, self.bias, scale=layer.scale)
+        return out.flatten(1)
+
+
+def _attend_in_groups(
+    layer: AttentionLayer,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """Attend from many queries, (num_heads, num_queries, head_dim), of one row."""
+    q = q.view(layer.num_kv_heads, -1, *q.shape[1:])
+    k, v = (kv.unsqueeze(1).expand(-1, q.shape[1], -1, -1) for kv in (k, v))
+    out = F.scaled_dot_product_attention(q, k, v, bias, is_causal=is_causal, scale=layer.scale)
+    return out.flatten(0, 1).transpose(0, 1).flatten(1)
