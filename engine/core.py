@@ -216,18 +216,20 @@ class EngineCore:
 
     def _collect(self, result: StepResult, updated: UpdatedStep, outputs: "OutputColumns") -> None:
         self._store_prompt_logprobs(result, updated)
+        token_ids = result.token_ids.tolist()
         for index, sampled in enumerate(updated.sampled):
             if sampled is None:
                 continue
             if sampled.num_output_tokens == 1:
                 self._log.note_first_token(sampled, self._clock())
             outputs.numbers.append(sampled.number)
-            outputs.token_ids.append(int(result.token_ids[index]))
+            outputs.token_ids.append(token_ids[index])
             if index in result.logprobs:
                 outputs.logprobs[sampled.number] = _pack_logprobs(result.logprobs[index])
-            self._take_prompt_logprobs(sampled, outputs)
-        for scored in updated.scored:
-            self._take_prompt_logprobs(scored, outputs)
+        if self._prompt_logprobs:
+            for request in (*updated.sampled, *updated.scored):
+                if request is not None:
+                    self._take_prompt_logprobs(request, outputs)
 
     def _store_prompt_logprobs(self, result: StepResult, updated: UpdatedStep) -> None:
         launched = updated.launched
@@ -334,6 +336,9 @@ class PromptLogprobs:
     def __init__(self) -> None:
         self._entries: dict[int, list[LogprobEntry]] = {}
         self._sent: set[int] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
 
     def store(self, request: Request, start: int, entries: Sequence[PositionLogprobs]) -> None:
         """Keep a chunk's entries; a retracted request may compute its prompt, or parts, again."""
