@@ -20,6 +20,11 @@ from tests.checkpoints import (
     tiny_config,
 )
 
+if not torch.cuda.is_available():
+    from tests import interpreter
+
+    interpreter.prepare_once_a_launch()
+
 
 def pytest_collection_modifyitems(items):
     """Skip tests that need a CUDA device where there is none."""
