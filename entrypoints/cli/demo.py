@@ -154,8 +154,9 @@ def running_server(*arguments: str) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     main = "import sys; from octavo.entrypoints.cli.main import main; sys.exit(main())"
-    command = [sys.executable, "-c", main, "serve", "--port", str(port), "--no-access-log"]
-    with subprocess.Popen([*command, *arguments]) as process:
+    quiet = ("--no-access-log", "--disable-log-stats")  # answers are printed where the log goes
+    command = [sys.executable, "-c", main, "serve", "--port", str(port), *quiet, *arguments]
+    with subprocess.Popen(command) as process:
         try:
             client = HttpClient(f"http://127.0.0.1:{port}")
             while not _is_ready(client):
