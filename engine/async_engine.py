@@ -1,20 +1,17 @@
 """API process: many concurrent requests over one core, for asyncio.
 
-Everything here runs on the event loop. What a
-request produced since its last read is read as one output.
+Everything here runs on the event loop.
 """
 
 import asyncio
 import logging
-import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar
 
 from msgspec.structs import replace
 
+from octavo.engine.conditions import Conditions
 from octavo.engine.core_client import ListeningCoreClient
 from octavo.engine.core_control import CoreControl
 from octavo.engine.delivery_log import DeliveryLog
@@ -32,31 +29,17 @@ from octavo.engine.messages import (
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.open_request import InFlight, OpenRequest
 from octavo.engine.open_streams import OpenStreams
-from octavo.engine.prompt import EncodedPrompt, Prompt
+from octavo.engine.prompt import EncodedPrompt
 from octavo.engine.prompt_encoder import PromptEncoder
 from octavo.engine.request_factory import Submission
-from octavo.engine.request_stream import JoinedStreams, RequestStream
+from octavo.engine.request_stream import PromptStream, RequestStream
 from octavo.engine.request_tracker import RequestTracker
 from octavo.engine.stall import StallDetector
-from octavo.errors import EngineDeadError, InvalidRequestError, QueueFullError
+from octavo.errors import EngineDeadError, QueueFullError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
-
-
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """What a client's request says besides its prompts and parameters."""
-
-    request_id: str | None = None
-    priority: int = 0
-    timeout_s: float | None = None
-    """After this time it ends with ``error``, waiting or running; None is the engine's limit."""
-    arrival_s: float = field(default_factory=time.monotonic)
 
 
 class AsyncEngine:
@@ -126,62 +109,40 @@ class AsyncEngine:
         self._client.listen(self._update, self._die)
         self._watch = asyncio.create_task(self._watch_steps())
 
-    async def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        timeout_s: float | None = None,
-    ) -> AsyncIterator[RequestOutput]:
-        """Yield the outputs of one request; leaving the iteration early aborts it.
-
-        After ``timeout_s`` it ends with ``error``, waiting or running; None is the engine's limit.
+    async def add(
+        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, conditions: Conditions
+    ) -> RequestStream:
+        """Admit a request with all of its prompts or none; when this returns it is on its way.
 
         Raises:
             InvalidRequestError: the request cannot be served as written.
             QueueFullError: as much waits as may wait.
             EngineDeadError: the core had died before.
         """
-        stream = await self.add(
-            prompt, params, request_id=request_id, priority=priority, timeout_s=timeout_s
+        bad_words_ids = await self.prompts.encode_bad_words(params)
+        if self._death is not None:
+            raise EngineDeadError(self._death)
+        num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        self._check_door(params.n * len(prompts), params.n * num_tokens)
+        request_id, keys = self._streams.choose_id(conditions.request_id, len(prompts))
+        submission = Submission(
+            request_id=request_id,
+            keys=keys,
+            prompts=prompts,
+            params=params,
+            arrival_s=conditions.arrival_s,
+            priority=conditions.priority,
+            bad_words_ids=bad_words_ids,
         )
-        try:
-            async for output in stream:
-                yield output
-        finally:
-            stream.close()
-
-    async def add(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        timeout_s: float | None = None,
-    ) -> RequestStream:
-        """Admit a request and return its stream, which the caller must read to its end or close.
-
-        Raises as ``generate`` does; when it returns, the request is on its way. An open request's
-        id is told apart by a suffix.
-        """
-        arrival_s = time.monotonic()
-        encoded = await self.prompts.encode([prompt])
-        conditions = Conditions(request_id, priority, timeout_s, arrival_s)
-        (stream,) = await self._admit(encoded, params, conditions)
-        return stream
-
-    async def add_all(
-        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, conditions: "Conditions"
-    ) -> JoinedStreams:
-        """Admit several prompts as one request, all or none; return their streams as one.
-
-        Raises as ``generate`` does.
-        """
-        streams = await self._admit(prompts, params, conditions)
-        return JoinedStreams(streams, close=self.abort)
+        answers = self._tracker.submit(submission)
+        streams = self._streams.open(request_id, keys)
+        for stream, group in zip(streams, answers, strict=True):
+            numbers = [message.number for message in group]
+            stream.note_delivery = partial(self._note_delivery, numbers)
+        self._start_timers(streams, conditions)
+        request_stream = RequestStream(streams, close=self.abort)
+        self._submit(answers, keys)
+        return request_stream
 
     def abort(self, *request_ids: str) -> None:
         """End requests with ``abort``; ids that belong to no open request are ignored."""
@@ -204,10 +165,6 @@ class AsyncEngine:
         """End every open request with ``abort``."""
         self.abort(*self._streams.request_ids)
 
-    async def run_off_loop(self, function: Callable[[], Result]) -> Result:
-        """Run something slow in the pool that encodes prompts."""
-        return await self.prompts.run(function)
-
     async def wait_until_idle(self) -> None:
         """Return when no request is open."""
         await self._idle.wait()
@@ -229,38 +186,6 @@ class AsyncEngine:
         self._client.hang_up()
         await asyncio.to_thread(self._client.shutdown)
 
-    async def _admit(
-        self, prompts: Sequence[EncodedPrompt], params: SamplingParams, conditions: "Conditions"
-    ) -> list[RequestStream]:
-        timeout_s = conditions.timeout_s
-        if timeout_s is None:
-            timeout_s = self._limits.request_timeout_s
-        _check_timeout(timeout_s)
-        bad_words_ids = await self.prompts.encode_bad_words(params)
-        if self._death is not None:
-            raise EngineDeadError(self._death)
-        num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-        self._check_door(params.n * len(prompts), params.n * num_tokens)
-        request_id, keys = self._streams.choose_id(conditions.request_id, len(prompts))
-        submission = Submission(
-            request_id=request_id,
-            keys=keys,
-            prompts=prompts,
-            params=params,
-            arrival_s=conditions.arrival_s,
-            priority=conditions.priority,
-            bad_words_ids=bad_words_ids,
-        )
-        answers = self._tracker.submit(submission)
-        streams = self._streams.open(request_id, keys, self.abort)
-        for stream, group in zip(streams, answers, strict=True):
-            numbers = [message.number for message in group]
-            stream.note_delivery = partial(self._note_delivery, numbers)
-        if timeout_s is not None:
-            self._start_timers(streams, timeout_s, conditions.arrival_s)
-        self._submit(answers, keys)
-        return streams
-
     def _submit(self, answers: Sequence[Sequence[AddRequest]], keys: Sequence[str]) -> None:
         """Send the messages of opened requests to the core."""
         self._idle.clear()
@@ -279,10 +204,11 @@ class AsyncEngine:
         if self._death is None:
             self._stall.add(messages)
 
-    def _start_timers(
-        self, streams: Sequence[RequestStream], timeout_s: float, arrival_s: float
-    ) -> None:
-        remaining_s = max(0.0, arrival_s + timeout_s - time.monotonic())
+    def _start_timers(self, streams: Sequence[PromptStream], conditions: Conditions) -> None:
+        timeout_s = conditions.timeout_s or self._limits.request_timeout_s
+        if timeout_s is None:
+            return
+        remaining_s = max(0.0, conditions.arrival_s + timeout_s - time.monotonic())
         for stream in streams:
             stream.timer = self._loop.call_later(remaining_s, self._expire, stream.key, timeout_s)
 
@@ -365,11 +291,3 @@ class AsyncEngine:
         self.metrics.fail_all(now_s)
         self._deliver(self._tracker.fail_all(reason, now_s))
         self._dead.set()
-
-
-def _check_timeout(timeout_s: float | None) -> None:
-    if timeout_s is not None and not 0 < timeout_s < math.inf:
-        raise InvalidRequestError(
-            f"timeout is {timeout_s}; it must be a number of seconds greater than 0",
-            parameter="timeout",
-        )

@@ -3,11 +3,11 @@
 A client's request with several prompts is several requests with keys of their own and one id.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from uuid import uuid4
 
 from octavo.engine.open_request import OpenRequest
-from octavo.engine.request_stream import RequestStream
+from octavo.engine.request_stream import PromptStream
 from octavo.outputs import RequestOutput
 
 
@@ -15,7 +15,7 @@ class OpenStreams:
     """Owns the streams from their requests' admission to their final outputs."""
 
     def __init__(self) -> None:
-        self._streams: dict[str, RequestStream] = {}
+        self._streams: dict[str, PromptStream] = {}
         self._batches: dict[str, dict[str, None]] = {}  # id -> keys, in order, of those still open
 
     def __len__(self) -> int:
@@ -38,11 +38,9 @@ class OpenStreams:
             return self.choose_id(f"{chosen}-{uuid4().hex}", num_prompts)
         return chosen, keys
 
-    def open(
-        self, request_id: str, keys: Sequence[str], close: Callable[[str], None]
-    ) -> list[RequestStream]:
-        """Return new streams; ``close`` ends one of them early, by its key."""
-        streams = [RequestStream(key, request_id=request_id, close=close) for key in keys]
+    def open(self, request_id: str, keys: Sequence[str]) -> list[PromptStream]:
+        """Return new streams, one for each prompt."""
+        streams = [PromptStream(key, request_id) for key in keys]
         self._streams.update(zip(keys, streams, strict=True))
         if len(keys) > 1:
             self._batches[request_id] = dict.fromkeys(keys)
@@ -60,7 +58,7 @@ class OpenStreams:
             if news.finished:
                 self._forget(stream)
 
-    def _forget(self, stream: RequestStream) -> None:
+    def _forget(self, stream: PromptStream) -> None:
         del self._streams[stream.key]
         batch = self._batches.get(stream.request_id)
         if batch is not None:

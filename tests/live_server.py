@@ -29,6 +29,7 @@ from octavo.models.source import ModelSource
 from octavo.sampling_params import SamplingParams
 from tests.checkpoints import build_tokenizer
 from tests.echo_core import EchoCore, ThreadClient
+from tests.streams import add
 
 TIMEOUT_S = 20
 NO_ENVIRONMENT = Environment(default_model=None, cache_dir=Path())
@@ -148,7 +149,7 @@ class LiveServer(Peer):
     def kill_core(self):
         """Let the core die, and wait until the front end knows."""
         engine = self.service.engine
-        self.call(engine.add([5], SamplingParams(), request_id="crash"))
+        self.call(add(engine, [5], SamplingParams(), request_id="crash"))
         self.call(engine.wait_until_dead())
 
 

@@ -79,7 +79,7 @@ class CompletionsEndpoint:
 
         if sum(len(prompt.token_ids) for prompt in prompts) <= LONG_ECHO_TOKENS:
             return read()
-        return await self._service.engine.run_off_loop(read)
+        return await self._service.engine.prompts.run(read)
 
 
 def _list_prompts(body: CompletionRequest, num_answers: int) -> list[Prompt]:

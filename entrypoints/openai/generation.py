@@ -13,9 +13,9 @@ import msgspec
 from fastapi import Response
 from starlette.types import Receive
 
-from octavo.engine.async_engine import Conditions
+from octavo.engine.conditions import Conditions
 from octavo.engine.prompt import EncodedPrompt
-from octavo.engine.request_stream import JoinedStreams
+from octavo.engine.request_stream import RequestStream
 from octavo.entrypoints.http.errors import choose_retry
 from octavo.entrypoints.openai.chunk_writer import ChunkWriter
 from octavo.entrypoints.openai.failures import find_failure
@@ -54,7 +54,7 @@ class Generation:
     async def respond(self, service: Service, receive: Receive) -> Response:
         """Admit the request and return its response.
 
-        Raises what ``AsyncEngine.add_all`` raises.
+        Raises what ``AsyncEngine.add`` raises.
         """
         conditions = Conditions(
             request_id=self.response_id,
@@ -62,19 +62,19 @@ class Generation:
             timeout_s=self.body.timeout,
             arrival_s=self.arrival_s,
         )
-        streams = await service.engine.add_all(self.prompts, self.params, conditions)
+        stream = await service.engine.add(self.prompts, self.params, conditions)
         headers = report_ignored_fields(self.ignored_fields)
         if self.body.stream:
             keep_alive_s = service.keep_alive_s
-            return EventStream(streams, self._create_writer(), headers, keep_alive_s=keep_alive_s)
-        async with closed_on_disconnect(receive, streams):
-            failure, outputs = await self._collect(streams)
+            return EventStream(stream, self._create_writer(), headers, keep_alive_s=keep_alive_s)
+        async with closed_on_disconnect(receive, stream):
+            failure, outputs = await self._collect(stream)
         if failure is not None:
             status = failure["error"]["code"]
             return _json_response(failure, headers | choose_retry(status), status=status)
         if self._num_scored_tokens <= MANY_SCORED_TOKENS:
             return _json_response(self._describe_whole(outputs), headers)
-        return await service.engine.run_off_loop(
+        return await service.engine.prompts.run(
             lambda: _json_response(self._describe_whole(outputs), headers)
         )
 
@@ -97,11 +97,11 @@ class Generation:
         )
 
     async def _collect(
-        self, streams: JoinedStreams
+        self, stream: RequestStream
     ) -> tuple[dict[str, Any] | None, list[RequestOutput]]:
         """Return the outputs in the order of the prompts, or the first failure."""
         outputs = {}
-        async for place, output in streams:  # one for each prompt: their kind is FINAL_ONLY
+        async for place, output in stream:  # one for each prompt: their kind is FINAL_ONLY
             outputs[place] = output
             has_scores = self.params.prompt_logprobs is None or output.prompt_logprobs is not None
             for answer in output.outputs:

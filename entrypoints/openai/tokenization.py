@@ -159,7 +159,7 @@ class TokenizationEndpoints:
     async def _wait_for(self, work: Callable[[], bytes]) -> bytes:
         """Do something slow off the event loop."""
         async with self._turns:
-            return await self._service.engine.run_off_loop(work)
+            return await self._service.engine.prompts.run(work)
 
     def _tokenize(self, tokenizer: Tokenizer, text: str, body: TokenizeRequest) -> bytes:
         is_prompt = body.messages is None

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import pytest
 from prometheus_client import generate_latest
@@ -28,6 +28,7 @@ from tests.checkpoints import build_tokenizer
 from tests.echo_core import ECHO_INFO, EchoCore, ThreadClient
 from tests.engine.requests import make_config
 from tests.fake_executor import FakeExecutor
+from tests.streams import add, read_next, read_rest
 
 DELTA, CUMULATIVE = RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE
 TIMEOUT_S = 20
@@ -54,7 +55,11 @@ def make_params(*, max_tokens=5, kind=DELTA, **fields):
 
 
 async def read(engine, prompt, params, **fields):
-    return [output async for output in engine.generate(prompt, params, **fields)]
+    stream = await add(engine, prompt, params, **fields)
+    try:
+        return await read_rest(stream)
+    finally:
+        stream.close()
 
 
 def test_deltas_join_to_the_whole():
@@ -81,17 +86,17 @@ def test_what_was_not_read_in_time_is_one_output(kind, expected):
         tracker = RequestTracker(Tokenizer(build_tokenizer()), ECHO_INFO, RequestDefaults())
         client = ThreadClient(core := EchoCore())
         engine = AsyncEngine(client, tracker, EngineMetrics("tiny", ECHO_INFO))
-        stream = await engine.add([100, 101, 102], make_params(max_tokens=3, kind=kind))
+        stream = await add(engine, [100, 101, 102], make_params(max_tokens=3, kind=kind))
         core.apply(client.sent())
         engine._update(core.step())
-        outputs = [await anext(stream)]
+        outputs = [await read_next(stream)]
         engine._update(core.step())
         engine._update(core.step())
-        outputs.append(await anext(stream))
+        outputs.append(await read_next(stream))
         assert [output.outputs[0].token_ids for output in outputs] == expected
         assert [output.finished for output in outputs] == [False, True]
         with pytest.raises(StopAsyncIteration):
-            await anext(stream)
+            await read_next(stream)
 
     asyncio.run(scenario())
 
@@ -99,23 +104,23 @@ def test_what_was_not_read_in_time_is_one_output(kind, expected):
 def test_abort_hands_over_what_was_not_read():
     async def scenario():
         async with running_engine() as engine:
-            stream = await engine.add([100, 101], make_params(max_tokens=4000), request_id="r")
-            await anext(stream)
-            await engine.add([100], make_params(max_tokens=1))
+            stream = await add(engine, [100, 101], make_params(max_tokens=4000), request_id="r")
+            await read_next(stream)
+            await add(engine, [100], make_params(max_tokens=1))
             engine.abort("r")
-            outputs = [output async for output in stream]
+            outputs = await read_rest(stream)
             assert len(outputs) == 1
             assert outputs[0].outputs[0].finish_reason == "abort"
 
     asyncio.run(scenario())
 
 
-def test_closing_the_iterator_aborts_the_request():
+def test_closing_the_stream_aborts_the_request():
     async def scenario():
         async with running_engine(step_time_s=0.002) as engine:
-            outputs = engine.generate([100], make_params(max_tokens=4000))
-            async with aclosing(outputs):
-                await anext(outputs)
+            stream = await add(engine, [100], make_params(max_tokens=4000))
+            await read_next(stream)
+            stream.close()
             assert engine.num_open_requests == 0
             await read(engine, [100], make_params(max_tokens=1))  # the abort was applied before it
             assert engine._client.core.running == {}
@@ -126,9 +131,9 @@ def test_closing_the_iterator_aborts_the_request():
 def test_cancelling_the_reader_aborts_the_request():
     async def scenario():
         async with running_engine(step_time_s=0.002) as engine:
-            stream = await engine.add([100], make_params(max_tokens=4000))
+            stream = await add(engine, [100], make_params(max_tokens=4000))
             reader = asyncio.create_task(read(engine, [100], make_params(max_tokens=4000)))
-            await anext(stream)
+            await read_next(stream)
             reader.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await reader
@@ -142,9 +147,9 @@ def test_cancelling_the_reader_aborts_the_request():
 def test_abort_from_outside_ends_the_stream():
     async def scenario():
         async with running_engine() as engine:
-            stream = await engine.add([100], make_params(max_tokens=4000), request_id="mine")
+            stream = await add(engine, [100], make_params(max_tokens=4000), request_id="mine")
             engine.abort("mine", "unknown")
-            outputs = [output async for output in stream]
+            outputs = await read_rest(stream)
             assert outputs[-1].outputs[0].finish_reason == "abort"
 
     asyncio.run(scenario())
@@ -155,7 +160,7 @@ def test_refused_request_leaves_nothing_behind():
         async with running_engine() as engine:
             for prompt in ([], [ECHO_INFO.vocab_size], {"prompt": None}):
                 with pytest.raises(InvalidRequestError):
-                    await engine.add(prompt, make_params())
+                    await add(engine, prompt, make_params())
             assert engine.num_open_requests == 0
 
     asyncio.run(scenario())
@@ -164,15 +169,15 @@ def test_refused_request_leaves_nothing_behind():
 def test_dead_core_ends_every_stream_with_an_error():
     async def scenario():
         async with running_engine() as engine:
-            stream = await engine.add([100], make_params(max_tokens=4000))
-            other = await engine.add([100], make_params(max_tokens=4000), request_id="crash")
+            stream = await add(engine, [100], make_params(max_tokens=4000))
+            other = await add(engine, [100], make_params(max_tokens=4000), request_id="crash")
             for victim in (stream, other):
-                outputs = [output async for output in victim]
+                outputs = await read_rest(victim)
                 assert outputs[-1].outputs[0].finish_reason == "error"
                 assert "crash on demand" in outputs[-1].outputs[0].error
             assert "crash on demand" in await engine.wait_until_dead()
             with pytest.raises(EngineDeadError, match="crash on demand"):
-                await engine.add([100], make_params())
+                await add(engine, [100], make_params())
 
     asyncio.run(scenario())
 
@@ -182,7 +187,7 @@ def test_long_prompt_is_encoded_off_the_event_loop():
         async with running_engine() as engine:
             outputs = await read(engine, "ab " * 1200, make_params(max_tokens=1))
             assert len(outputs[-1].prompt_token_ids) > 2000
-            thread = await engine.run_off_loop(threading.current_thread)
+            thread = await engine.prompts.run(threading.current_thread)
             assert thread.name.startswith("encode")
 
     asyncio.run(scenario())
@@ -234,8 +239,8 @@ def test_a_request_whose_time_is_up_ends_with_an_error(kind):
     async def scenario():
         async with running_engine(step_time_s=0.002) as engine:
             params = make_params(max_tokens=4000, kind=kind, n=2)
-            stream = await engine.add([100], params, timeout_s=0.1)
-            outputs = [output async for output in stream]
+            stream = await add(engine, [100], params, timeout_s=0.1)
+            outputs = await read_rest(stream)
             answers = outputs[-1].outputs
             assert {(a.finish_reason, a.reason_code) for a in answers} == TIMED_OUT
             await read(engine, [100], make_params(max_tokens=1))  # the expiry was applied before it
@@ -251,9 +256,10 @@ def test_a_request_that_ends_in_time_leaves_no_timer():
     async def scenario():
         async with running_engine() as engine:
             for timeout_s in (None, 60.0, 1e308):
-                stream = await engine.add([100], make_params(), timeout_s=timeout_s)
-                assert [output async for output in stream][-1].finished
-                assert stream.timer is None or stream.timer.cancelled()
+                stream = await add(engine, [100], make_params(), timeout_s=timeout_s)
+                assert (await read_rest(stream))[-1].finished
+                (prompt,) = stream._prompts
+                assert prompt.timer is None or prompt.timer.cancelled()
 
     asyncio.run(scenario())
 
@@ -265,7 +271,7 @@ def test_a_time_that_is_none_is_refused(timeout_s):
             with pytest.raises(
                 InvalidRequestError, match=r"timeout is .* greater than 0"
             ) as caught:
-                await engine.add([100], make_params(), timeout_s=timeout_s)
+                await add(engine, [100], make_params(), timeout_s=timeout_s)
             assert caught.value.parameter == "timeout"
             assert engine.num_open_requests == 0
 
@@ -280,9 +286,9 @@ def test_the_engines_time_is_for_requests_without_their_own():
         limits = ServingLimits(request_timeout_s=0.05)
         async with running_with(ThreadClient(EchoCore(step_time_s=0.005)), limits) as engine:
             hurried = read(engine, [100], make_params(max_tokens=4000))
-            stream = await engine.add([100], make_params(max_tokens=40), timeout_s=TIMEOUT_S)
+            stream = await add(engine, [100], make_params(max_tokens=40), timeout_s=TIMEOUT_S)
             assert (await hurried)[-1].outputs[0].reason_code == "request_timeout"
-            assert [output async for output in stream][-1].outputs[0].finish_reason == "length"
+            assert (await read_rest(stream))[-1].outputs[0].finish_reason == "length"
 
     asyncio.run(scenario())
 
@@ -350,9 +356,9 @@ def make_real_core():
 async def start_and_queue(engine):
     """Let one request run and another wait; returns their streams."""
     params = make_params(max_tokens=3_000, ignore_eos=True)
-    first = await engine.add([100, 101], params, request_id="first")
-    await anext(first)
-    return first, await engine.add([100, 102, 103], params, request_id="second")
+    first = await add(engine, [100, 101], params, request_id="first")
+    await read_next(first)
+    return first, await add(engine, [100, 102, 103], params, request_id="second")
 
 
 def test_more_than_may_wait_is_refused_with_a_time_to_retry():
@@ -361,14 +367,14 @@ def test_more_than_may_wait_is_refused_with_a_time_to_retry():
         async with running_with(ThreadClient(make_real_core()), limits) as engine:
             _, waiting = await start_and_queue(engine)
             with pytest.raises(QueueFullError, match="1 requests wait") as caught:
-                await engine.add([100], make_params())
+                await add(engine, [100], make_params())
             assert caught.value.reason_code == "queue_full_requests"
             assert caught.value.retry_after_s >= 1
             labels = 'engine="0",model_name="tiny",reason_code="queue_full_requests"'
             scraped = generate_latest(engine.metrics.registry).decode()
             assert f"octavo_requests_refused_total{{{labels}}} 1.0" in scraped
             waiting.close()
-            (await engine.add([100], make_params())).close()
+            (await add(engine, [100], make_params())).close()
 
     asyncio.run(scenario())
 
@@ -401,10 +407,10 @@ def test_a_request_is_explained_while_it_waits_and_after_its_end():
 def test_an_open_requests_id_can_be_used_again():
     async def scenario():
         async with running_engine() as engine:
-            streams = [await engine.add([100], make_params(), request_id="same") for _ in range(3)]
+            streams = [await add(engine, [100], make_params(), request_id="same") for _ in range(3)]
             assert len({stream.request_id for stream in streams}) == 3
             for stream in streams:
-                assert [output async for output in stream][-1].finished
+                assert (await read_rest(stream))[-1].finished
 
     asyncio.run(scenario())
 

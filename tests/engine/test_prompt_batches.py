@@ -5,7 +5,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from octavo.engine.async_engine import AsyncEngine, Conditions
+from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.conditions import Conditions
 from octavo.engine.door import QueueCaps
 from octavo.engine.limits import NO_LIMITS, ServingLimits
 from octavo.engine.metrics import EngineMetrics
@@ -64,7 +65,7 @@ async def read(streams):
 def test_outputs_are_told_apart_by_the_place_of_their_prompt(kind):
     async def scenario(engine, core):
         prompts = make_prompts([100], [200, 201], [5])
-        streams = await engine.add_all(prompts, make_params(n=2, kind=kind), Conditions("r"))
+        streams = await engine.add(prompts, make_params(n=2, kind=kind), Conditions("r"))
         ids, reasons = await read(streams)
         answers = {0: [100] * 4, 1: [200, 201, 200, 201], 2: [5] * 4}
         assert ids == {(place, index): answers[place] for place in range(3) for index in range(2)}
@@ -77,9 +78,9 @@ def test_outputs_are_told_apart_by_the_place_of_their_prompt(kind):
 def test_one_refused_prompt_refuses_all_before_anything_is_done(prompts):
     async def scenario(engine, core):
         with pytest.raises(InvalidRequestError, match="prompt 1 "):
-            await engine.add_all(make_prompts(*prompts), make_params(), Conditions())
+            await engine.add(make_prompts(*prompts), make_params(), Conditions())
         assert engine.num_open_requests == 0
-        streams = await engine.add_all(make_prompts([7]), make_params(), Conditions())
+        streams = await engine.add(make_prompts([7]), make_params(), Conditions())
         await read(streams)
         assert core.num_added == 1
 
@@ -89,9 +90,9 @@ def test_one_refused_prompt_refuses_all_before_anything_is_done(prompts):
 def test_a_full_queue_refuses_all_or_none():
     async def scenario(engine, core):
         long = make_params(max_tokens=4000)
-        first = await engine.add_all(make_prompts([1]), long, Conditions())
+        first = await engine.add(make_prompts([1]), long, Conditions())
         with pytest.raises(QueueFullError):
-            await engine.add_all(make_prompts([2], [3], [4]), long, Conditions())
+            await engine.add(make_prompts([2], [3], [4]), long, Conditions())
         assert engine.num_open_requests == 1
         first.close()
 
@@ -101,8 +102,8 @@ def test_a_full_queue_refuses_all_or_none():
 def test_all_prompts_have_one_id_by_which_they_are_aborted():
     async def scenario(engine, core):
         long = make_params(max_tokens=4000)
-        streams = await engine.add_all(make_prompts([1], [2]), long, Conditions("mine"))
-        other = await engine.add([3], make_params(), request_id="other")
+        streams = await engine.add(make_prompts([1], [2]), long, Conditions("mine"))
+        other = await engine.add(make_prompts([3]), make_params(), Conditions("other"))
         assert engine.open_request_ids == ["mine", "other"]
         assert [entry.request_id for entry in engine.list_open(9)] == ["mine", "mine", "other"]
         engine.abort("mine")
@@ -120,7 +121,7 @@ def test_an_id_that_is_taken_is_told_apart(first, second):
     async def scenario(engine, core):
         long = make_params(max_tokens=4000)
         streams = [
-            await engine.add_all(make_prompts(*[[7]] * num), long, Conditions("mine"))
+            await engine.add(make_prompts(*[[7]] * num), long, Conditions("mine"))
             for num in (first, second)
         ]
         one, other = engine.open_request_ids
@@ -137,8 +138,8 @@ def test_an_id_that_is_taken_is_told_apart(first, second):
 def test_keys_of_a_batch_do_not_hide_a_request_of_that_name():
     async def scenario(engine, core):
         long = make_params(max_tokens=4000)
-        single = await engine.add_all(make_prompts([7]), long, Conditions("x-1"))
-        batch = await engine.add_all(make_prompts([7], [8]), long, Conditions("x"))
+        single = await engine.add(make_prompts([7]), long, Conditions("x-1"))
+        batch = await engine.add(make_prompts([7], [8]), long, Conditions("x"))
         assert len(engine.open_request_ids) == 2
         single.close()
         batch.close()
@@ -149,7 +150,7 @@ def test_keys_of_a_batch_do_not_hide_a_request_of_that_name():
 def test_closing_aborts_what_has_not_ended():
     async def scenario(engine, core):
         prompts = make_prompts([100], [200])
-        streams = await engine.add_all(prompts, make_params(max_tokens=4000), Conditions())
+        streams = await engine.add(prompts, make_params(max_tokens=4000), Conditions())
         await anext(streams)
         streams.close()
         assert engine.num_open_requests == 0
@@ -162,9 +163,7 @@ def test_closing_aborts_what_has_not_ended():
 def test_the_time_of_a_request_is_over_for_all_of_its_prompts():
     async def scenario(engine, core):
         conditions = Conditions(timeout_s=0.05)
-        streams = await engine.add_all(
-            make_prompts([1], [2]), make_params(max_tokens=4000), conditions
-        )
+        streams = await engine.add(make_prompts([1], [2]), make_params(max_tokens=4000), conditions)
         _, reasons = await read(streams)
         assert reasons == {(0, 0): "error", (1, 0): "error"}
 
@@ -177,7 +176,7 @@ def test_a_core_that_dies_while_it_is_told_ends_every_prompt():
             raise EngineDeadError("gone")
 
         engine._client.send = die
-        streams = await engine.add_all(make_prompts([1], [2]), make_params(), Conditions())
+        streams = await engine.add(make_prompts([1], [2]), make_params(), Conditions())
         _, reasons = await read(streams)
         assert reasons == {(0, 0): "error", (1, 0): "error"}
 
