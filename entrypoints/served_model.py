@@ -27,6 +27,16 @@ from octavo.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
+PARAMETER_OF_FIELD = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+"""Field of generation_config.json -> the sampling parameter whose default it is."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
@@ -90,36 +100,38 @@ def _load_tokenizer(path: Path, environment: Environment) -> Tokenizer:
 def _choose_sampling_defaults(config: EngineConfig, source: ModelSource) -> dict[str, Any]:
     match config.generation_config:
         case "octavo" | "vllm":
-            return {}
+            generation = GenerationConfig()
         case "auto":
-            return _read_sampling_defaults(load_generation_config(source), source.name)
-    raise ConfigError(
-        f"generation_config is {config.generation_config!r}; it must be auto, octavo or vllm"
-    )
+            generation = load_generation_config(source)
+        case other:
+            raise ConfigError(f"generation_config is {other!r}; it must be auto, octavo or vllm")
+    own = {name: getattr(generation, name) for name in PARAMETER_OF_FIELD}
+    override = config.override_generation_config or {}
+    for name in override:
+        if name not in PARAMETER_OF_FIELD:
+            known = ", ".join(PARAMETER_OF_FIELD)
+            raise ConfigError(f"override_generation_config has {name!r}; it may have {known}")
+    return _check_defaults({**own, **override}, source.name)
 
 
-def _read_sampling_defaults(generation: GenerationConfig, model_name: str) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "temperature": generation.temperature,
-        "top_p": generation.top_p,
-        "top_k": generation.top_k,
-        "min_p": generation.min_p,
-        "repetition_penalty": generation.repetition_penalty,
-        "max_tokens": generation.max_new_tokens,
+def _check_defaults(values: Mapping[str, Any], model_name: str) -> dict[str, Any]:
+    """Return sampling parameters for the fields of a generation_config.json that are set."""
+    defaults = {
+        PARAMETER_OF_FIELD[name]: value for name, value in values.items() if value is not None
     }
-    defaults = {name: value for name, value in fields.items() if value is not None}
     try:
         SamplingParams(**defaults)
     except InvalidRequestError as error:
         raise ConfigError(
-            f"generation_config.json of {model_name} cannot be used: {error}; start with"
-            " generation_config=octavo"
+            f"generation_config.json of {model_name}, or override_generation_config, cannot be"
+            f" used: {error}; start with generation_config=octavo"
         ) from error
     if defaults:
         # A warning: outputs are not those of the neutral values that a reader of the API expects.
         logger.warning(
-            "sampling defaults are those of the model's generation_config.json: %s; a request's own"
-            " values win, and generation_config=octavo switches them off",
+            "sampling defaults are not neutral, by the model's generation_config.json or by"
+            " override_generation_config: %s; a request's own values win, and"
+            " generation_config=octavo ignores the file",
             ", ".join(f"{name}={value}" for name, value in defaults.items()),
         )
     return defaults

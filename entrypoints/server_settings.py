@@ -146,14 +146,11 @@ class ServerSettings:
         group="API",
         choices=("auto", "string", "openai"),
     )
-    default_chat_template_kwargs: dict[str, Any] = field(
-        default_factory=dict,
-        metadata={
-            "help": "Variables of the chat template that a request may replace, as a JSON object "
-            'such as {"enable_thinking": false}.',
-            "group": "API",
-            "choices": (),
-        },
+    default_chat_template_kwargs: dict[str, Any] | None = setting(  # noqa: RUF009
+        None,
+        "Variables of the chat template that a request may replace, as a JSON object like "
+        '{"enable_thinking": false}.',
+        group="API",
     )
     response_role: str = setting(
         "assistant", "Who speaks in the answers of a chat.", group="API", is_public=True
@@ -285,7 +282,7 @@ class ServerSettings:
             raise ConfigError("served_model_name has an empty name")
         if not self.response_role:
             raise ConfigError("response_role is empty")
-        for name in self.default_chat_template_kwargs:
+        for name in self.default_chat_template_kwargs or ():
             if name in RESERVED_NAMES:
                 raise ConfigError(
                     f"default_chat_template_kwargs sets {name}, which is no variable of a template"

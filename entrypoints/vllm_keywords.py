@@ -48,7 +48,6 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "offload_num_in_group": (1,),
     "offload_params": (None,),
     "offload_prefetch_step": (1,),
-    "override_generation_config": (None, {}),
     "pipeline_parallel_size": (1,),
     "pooler_config": (None,),
     "prefix_caching_hash_algo": ("sha256",),

@@ -50,6 +50,7 @@ ENGINE_GROUPS = {
         "skip_tokenizer_init",
         "chat_template",
         "generation_config",
+        "override_generation_config",
     ),
     "Cache": (
         "block_size",

@@ -60,7 +60,7 @@ def choose_chat_options(body: ConversationBody, settings: ServerSettings) -> Cha
         continue_final_message=bool(body.continue_final_message),
         documents=body.documents or None,
         template_arguments={
-            **settings.default_chat_template_kwargs,
+            **(settings.default_chat_template_kwargs or {}),
             **(body.chat_template_kwargs or {}),
             **effort,
         },

@@ -90,6 +90,9 @@ class EngineConfig:
         "Sampling defaults: auto takes the model's generation_config.json, octavo (or vllm) none.",
         is_public=True,
     )
+    override_generation_config: dict[str, Any] | None = _setting(
+        None, 'Sampling defaults that replace those, as a JSON object like {"temperature": 0.5}.'
+    )
 
     max_model_len: int | None = _setting(
         None, "Longest request, prompt and output; None is the model's limit."

@@ -8,6 +8,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.engine.prompt import MAX_CACHE_SALT_LENGTH
+from octavo.engine.template_renderer import MAX_TEXT_CHARACTERS
+from octavo.entrypoints.cli import serve
+from octavo.entrypoints.cli.parser import CommandParser
 from octavo.entrypoints.file_limit import RESERVED_FILES
 from octavo.entrypoints.http.body_limits import (
     MAX_BODY_BYTES,
@@ -27,6 +30,11 @@ from octavo.entrypoints.openai.protocol import (
     CompletionRequest,
 )
 from octavo.entrypoints.openai.server import RECEIVE_TIMEOUT_S
+from octavo.entrypoints.openai.template_pool import (
+    MEMORY_LIMIT_BYTES,
+    NUM_PROCESSES,
+    TIME_LIMIT_S,
+)
 from octavo.entrypoints.openai.tokenization import (
     CHARACTERS_PER_TOKEN,
     MIN_TEXT_LIMIT,
@@ -166,6 +174,24 @@ def test_the_buckets_are_those_of_the_document(server):
             numbers = [step for step in steps if step <= ECHO_INFO.max_model_len]
         documented |= {name: [*numbers, float("inf")] for name in re.findall("`([^`]+)`", names)}
     assert {name: listed[: len(documented[name])] for name, listed in bounds.items()} == documented
+
+
+def test_every_flag_in_the_documents_is_one_of_serve():
+    parser = CommandParser(prog="octavo serve")
+    serve.add_arguments(parser)
+    named = set(re.findall(r"--[a-z][a-z0-9-]+", SERVER + OPERATIONS + METRICS)) - {"--flag"}
+    assert named <= set(parser.options), named - set(parser.options)
+
+
+def test_bounds_of_chat_templates_are_those_of_the_code():
+    section = SERVER.split("\n### Chat templates\n")[1].split("\n## ")[0].replace("\n", " ")
+    for value in (
+        f"ended after {TIME_LIMIT_S:g} seconds",
+        f"at {MAX_TEXT_CHARACTERS:,} characters",
+        f"waited for {2 * TIME_LIMIT_S:g} seconds",
+    ):
+        assert value in section, value
+    assert (MEMORY_LIMIT_BYTES, NUM_PROCESSES) == (2**30, 4)  # "a gigabyte", "Four"
 
 
 def test_limits_of_the_door_are_those_of_the_code():
