@@ -116,6 +116,7 @@ def _show_resolved(
         **show_settings(config),
         "dtype": info.dtype,
         "attention_backend": info.attention_backend,
+        "quantization": info.quantization,
         "max_model_len": info.max_model_len,
         "max_num_seqs": scheduler_config.max_num_seqs,
     }

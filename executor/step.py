@@ -152,6 +152,8 @@ class ExecutorInfo:
     dtype: str
     """Of weights and K/V."""
     attention_backend: str
+    quantization: str | None = None
+    """What matrices are rounded to, by the settings or because they are stored so."""
 
 
 class Executor(Protocol):

@@ -32,6 +32,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.fingerprint import cache_namespace
 from octavo.models.loader import load_config, load_model, resolve_dtype
 from octavo.models.quantization import ONLINE
+from octavo.models.rounding import IntegerName, can_round, is_stored_in_int4, round_network
 from octavo.models.source import ModelSource
 
 logger = logging.getLogger(__name__)
@@ -59,9 +60,12 @@ def create_runner(config: EngineConfig, source: ModelSource) -> ModelRunner | De
     max_model_len = _resolve_max_model_len(config, model_config)
     dtype = resolve_dtype(config.dtype, model_config, device)
     kv_dtype = torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else dtype
+    integers = find_integers(config, source, device)
     with _logged("loaded the weights"):
         limit = find_free_memory() if device.type == "cpu" else None
         model = load_model(source, model_config, dtype=dtype, device=device, memory_limit=limit)
+        if integers is not None:
+            round_network(model, integers)
         model.pack()
     spec = model.kv_cache_spec(config.block_size)
     demand = PoolDemand(
@@ -82,9 +86,11 @@ def create_runner(config: EngineConfig, source: ModelSource) -> ModelRunner | De
             kv_dtype=kv_dtype,
             block_size=config.block_size,
             tensor_parallel_size=config.tensor_parallel_size,
+            integers=integers,
         ),
         dtype=str(dtype).removeprefix("torch."),
         attention_backend=_resolve_backend(config, device),
+        quantization=integers or config.quantization,
     )
     parts = RunnerParts(config, model, spec, kv_dtype, device, info)
     if device.type == "cpu":
@@ -250,6 +256,29 @@ def find_model_config(
                 " or leave quantization and kv_cache_dtype out"
             )
     return model_config
+
+
+def find_integers(
+    config: EngineConfig, source: ModelSource, device: torch.device
+) -> IntegerName | None:
+    """Return what matrices are rounded to: a checkpoint's own four bits need no setting.
+
+    Raises:
+        ConfigError: integers do not go with the device or the type.
+    """
+    name = config.quantization
+    if name is None and device.type == "cpu" and config.dtype == "auto":
+        return "int4" if can_round("int4") and is_stored_in_int4(source) else None
+    if name != "int4" and name != "int8":
+        return None
+    if device.type != "cpu":
+        raise ConfigError(f"quantization is {name}, which computes on a CPU: use fp8 on a GPU")
+    if config.dtype not in ("auto", "float32"):
+        raise ConfigError(
+            f"quantization is {name}, which computes in float32 between matrices, and dtype is"
+            f" {config.dtype}: leave dtype out"
+        )
+    return name
 
 
 def _resolve_device(config: EngineConfig) -> torch.device:

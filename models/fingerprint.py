@@ -26,6 +26,7 @@ def cache_namespace(
     kv_dtype: torch.dtype,
     block_size: int,
     tensor_parallel_size: int,
+    integers: str | None = None,
 ) -> bytes:
     """Return 32 bytes that name the weights and everything else K/V values depend on.
 
@@ -38,6 +39,7 @@ def cache_namespace(
         "kv_dtype": str(kv_dtype),
         "block_size": block_size,
         "tensor_parallel_size": tensor_parallel_size,
+        "integers": integers,  # that matrices are rounded to
     }
     digest = hashlib.sha256()
     for part in (json.dumps(settings, sort_keys=True).encode(), *_describe_weights(source)):

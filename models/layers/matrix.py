@@ -1,5 +1,8 @@
 """The weight of a linear layer in the form in which its device multiplies with it."""
 
+from collections.abc import Callable
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 
@@ -8,6 +11,13 @@ from octavo.models.ops.fp8_linear import fp8_linear
 from octavo.models.ops.linear import PackedWeight, can_pack, linear
 
 ALL_ROWS = slice(None)
+
+
+class PackedForm(Protocol):
+    """A weight in a form of its own; made from the weight, which it does not need any more."""
+
+    def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Map (num_rows, in_features) to (num_rows, out_features) of the same type."""
 
 
 class Matrix(nn.Module):
@@ -23,7 +33,7 @@ class Matrix(nn.Module):
         dtype = torch.float8_e4m3fn if is_quantized else None
         self.weight = empty_parameter(out_features, in_features, dtype=dtype)
         self.scale = empty_parameter(out_features, dtype=torch.float32) if is_quantized else None
-        self._packed: PackedWeight | None = None
+        self._packed: PackedForm | None = None
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Map (num_rows, in_features) to (num_rows, out_features)."""
@@ -33,11 +43,20 @@ class Matrix(nn.Module):
             return fp8_linear(x, self.weight, self.scale, bias)
         return linear(x, self.weight, bias)
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether the weight has a form of its own already."""
+        return self._packed is not None
+
     def pack(self, *, keep_weight: bool = False) -> None:
         """Bring the weight into a faster form, where this machine has one for its type."""
-        if self._packed is not None or not can_pack(self.weight):
-            return
-        self._packed = PackedWeight(self.weight)
+        if not self.is_packed and can_pack(self.weight):
+            self.pack_as(PackedWeight, keep_weight=keep_weight)
+
+    def pack_as(self, form: Callable[[Tensor], PackedForm], *, keep_weight: bool = False) -> None:
+        """Bring the weight into this form."""
+        assert not self.is_packed, "a packed weight is not packed again"
+        self._packed = form(self.weight)
         if not keep_weight:
             del self.weight
 

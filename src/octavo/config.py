@@ -17,7 +17,7 @@ LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "fp8"]
 AttentionBackendName = Literal["auto", "triton", "cpu", "reference"]
-QuantizationName = Literal["fp8"]
+QuantizationName = Literal["fp8", "int4", "int8"]
 SchedulingPolicyName = Literal["fcfs", "priority", "lpm", "dfs"]
 
 DEVICE_DEFAULTS = {
@@ -72,8 +72,9 @@ class EngineConfig:
     )
     quantization: QuantizationName | None = _setting(
         None,
-        "How matrices are kept: fp8 rounds a 16-bit checkpoint to 8-bit floats; None: as stored.",
-        choices=("fp8",),
+        "How matrices are kept: fp8 rounds to 8-bit floats, int8 and int4 to integers, on a CPU; "
+        "None: as stored.",
+        choices=("fp8", "int4", "int8"),
     )
     device: str = _setting(
         "auto", "cuda or cpu; auto takes a GPU if there is one.", choices=("auto", "cuda", "cpu")

@@ -1,9 +1,13 @@
 """The offline class with the default model, a real one."""
 
+import statistics
+
 import pytest
 
 from octavo import LLM, InvalidRequestError, SamplingParams
+from octavo.models.rounding import can_round
 from tests.entrypoints.offline import GREEDY, generate
+from tests.source_tree import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +110,31 @@ def score(llm):
     question = [{"role": "user", "content": "What is the capital of France?"}]
     (answer,) = llm.chat([question], GREEDY, use_tqdm=False)
     return [entry[token].logprob for token, entry in tokens if entry], answer.outputs[0].text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["int4", "int8"])
+def test_integers_keep_what_the_default_model_thinks_of_documents(name, smollm2):
+    """The bounds within which a rounded model may be a default."""
+    if not can_round(name):
+        pytest.skip(f"this CPU does not compute in {name}")
+    exact, exact_best = score_documents(smollm2, dtype="float32")
+    rounded, rounded_best = score_documents(smollm2, quantization=name)
+    assert abs(statistics.mean(exact) - statistics.mean(rounded)) < 0.01
+    same = [a == b for a, b in zip(exact_best, rounded_best, strict=True)]
+    assert statistics.mean(same) > {"int4": 0.95, "int8": 0.93}[name]
+
+
+def score_documents(path, **settings):
+    """Return the log-probability of each token of two documents, and the likeliest in its place."""
+    texts = [(ROOT / name).read_text(encoding="utf-8")[:4_000] for name in ("LICENSE", "README.md")]
+    params = SamplingParams(max_tokens=1, prompt_logprobs=1)
+    scores, best = [], []
+    with LLM(str(path), max_model_len=2_048, num_gpu_blocks_override=256, **settings) as llm:
+        for output in llm.generate(texts, params, use_tqdm=False):
+            pairs = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
+            for token, entries in pairs:
+                if entries:
+                    scores.append(entries[token].logprob)
+                    best.append(next(one for one, entry in entries.items() if entry.rank == 1))
+    return scores, best

@@ -7,6 +7,7 @@ from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.executor import worker
 from octavo.executor.worker import choose_graph_shapes, create_runner, refuse_pool
+from octavo.models.rounding import can_round
 from tests.models.oracle import source_of
 
 
@@ -75,6 +76,33 @@ def test_a_cpu_attends_by_its_own_backend_but_to_kv_in_8_bits(tiny_spm):
     assert create(tiny_spm, kv_cache_dtype="fp8").info.attention_backend == "reference"
 
 
+def test_a_file_of_four_bits_is_kept_so_unless_a_type_is_asked_for(tiny_spm, monkeypatch):
+    monkeypatch.setattr(worker, "is_stored_in_int4", lambda source: True)
+    monkeypatch.setattr(worker, "can_round", lambda name: True)
+    source = source_of(tiny_spm)
+    for settings, expected in [
+        ({}, "int4"),
+        ({"dtype": "float32"}, None),
+        ({"quantization": "int8"}, "int8"),
+        ({"quantization": "fp8"}, None),
+    ]:
+        found = worker.find_integers(EngineConfig(**settings), source, torch.device("cpu"))
+        assert found == expected
+    assert worker.find_integers(EngineConfig(), source, torch.device("cuda")) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "message"),
+    [
+        ({"quantization": "int8"}, "cuda", "is int8, which computes on a CPU: use fp8"),
+        ({"quantization": "int4", "dtype": "bfloat16"}, "cpu", "dtype is bfloat16: leave dtype"),
+    ],
+)
+def test_integers_that_do_not_fit_are_refused(settings, device, message, tiny_spm):
+    with pytest.raises(ConfigError, match=message):
+        worker.find_integers(EngineConfig(**settings), source_of(tiny_spm), torch.device(device))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -103,9 +131,10 @@ def test_block_keys_start_from_everything_that_the_kv_depends_on(tiny_spm):
     assert create(tiny_spm, max_num_seqs=2).info.cache_namespace == same
     others = [{"block_size": 8}, {"dtype": "bfloat16"}, {"load_format": "dummy"}]
     others += [{"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}]
+    others += [{"quantization": "int8"}] if can_round("int8") else [{"block_size": 4}]
     others.append({"load_format": "dummy", "seed": 1})
     keys = [create(tiny_spm, **settings).info.cache_namespace for settings in others]
-    assert len({same, *keys}) == 7
+    assert len({same, *keys}) == 8
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""Products with weights of four bits on a CPU, activations in bfloat16.
+
+Every 32 inputs of an output share a scale and an offset, which is how GGUF's Q4_1 stores them: such
+a weight is kept as it is, but for the rounding of its scales to bfloat16. Few rows read it in four
+bits; more rows, which are bound by arithmetic, multiply with a bfloat16 copy.
+"""
+
+import torch
+from torch import Tensor
+
+from octavo.models.ops.linear import PackedWeight, can_pack
+
+GROUP_SIZE = 32
+LARGEST = 15
+MIDDLE = 8
+"""What the stored offset belongs to."""
+OUT_MULTIPLE = 16
+MAX_ROWS = 4
+"""Rows that are multiplied in four bits: 1.7 times as fast as in 16 at four, as slow at eight."""
+
+
+class Int4Weight:
+    """A weight rounded to sixteen levels a group; the weight itself is not needed any more."""
+
+    def __init__(self, weight: Tensor) -> None:
+        values, scales, offsets = quantize_groups(weight.detach().float())
+        self._values = torch._convert_weight_to_int4pack_for_cpu(values.flatten(1), 1)
+        pairs = torch.stack((scales, offsets + MIDDLE * scales), dim=-1)  # (out, groups, 2)
+        self._scales = pairs.transpose(0, 1).contiguous().bfloat16()
+        rounded = (values * scales[..., None] + offsets[..., None]).flatten(1)
+        self._many = PackedWeight(rounded.bfloat16())
+
+    def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return ``x @ weight.T + bias``, (num_rows, out_features), of x (num_rows, in_features).
+
+        In the type of ``x``, rounded to bfloat16 before the bias.
+        """
+        rounded = x.bfloat16()
+        if len(x) <= MAX_ROWS:
+            y = torch._weight_int4pack_mm_for_cpu(rounded, self._values, GROUP_SIZE, self._scales)
+        else:
+            y = self._many.linear(rounded)
+        y = y.to(x.dtype)
+        return y if bias is None else y.add_(bias)
+
+
+def quantize_groups(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return levels, (out, groups, 32) int32 from 0 to 15, scales and offsets, (out, groups).
+
+    The least and the largest weight of a group are levels 0 and 15, as in Q4_1: what was stored so
+    comes back.
+    """
+    groups = weight.view(len(weight), -1, GROUP_SIZE)
+    offsets, largest = groups.aminmax(dim=-1)
+    scales = (largest - offsets) / LARGEST
+    steps = torch.where(scales > 0, scales, 1)
+    values = ((groups - offsets[..., None]) / steps[..., None]).round().int()
+    return values, scales, offsets
+
+
+def can_quantize() -> bool:
+    """Return whether this CPU multiplies bfloat16 itself."""
+    is_packable = can_pack(torch.empty(0, dtype=torch.bfloat16))
+    return is_packable and torch.cpu._is_avx512_bf16_supported()
+
+
+def fits(out_features: int, in_features: int) -> bool:
+    """Return whether torch's operators take a weight of this shape."""
+    return out_features % OUT_MULTIPLE == 0 and in_features % GROUP_SIZE == 0

@@ -1,0 +1,82 @@
+"""Products of 8-bit integers on a CPU: weights and activations, exact sums in 32 bits.
+
+A weight has one scale for each output, an activation one for each row. What a row gives does not
+depend on the rows beside it, not even in its last bit: integers add up alike in any order.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from octavo.models.ops.linear import round_up
+
+LARGEST = 127
+SMALLEST_SCALE = 1e-30
+"""Rows of zeros have a scale, too."""
+MAX_ROTATED = 64
+"""Inputs that are rotated together: 16 lose a little, 512 gain nothing."""
+
+
+class Int8Weight:
+    """A weight rounded to eight bits, in oneDNN's blocks; the weight itself is not needed any more.
+
+    oneDNN takes one scale for all activations: it is left at 1, and rows are scaled afterwards.
+    Where some inputs are much larger than others, ``rotates_inputs`` spreads them over their
+    neighbours before they are rounded; the weight is rotated alike, so that the product stays.
+    """
+
+    def __init__(self, weight: Tensor, *, rotates_inputs: bool = False) -> None:
+        weight = weight.detach().float()
+        self._rotation: Tensor | None = None
+        if rotates_inputs:
+            self._rotation = make_rotation(math.gcd(weight.shape[1], MAX_ROTATED))
+            weight = _rotate(weight, self._rotation)
+        values, scales = quantize_rows(weight)
+        self._scales = scales.flatten()
+        self._zero_points = torch.zeros(len(scales), dtype=torch.int32)
+        self._blocks = torch.ops.onednn.qlinear_prepack(values, None)
+
+    def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return ``x @ weight.T + bias``, (num_rows, out_features), of x (num_rows, in_features).
+
+        A row with a value that is not finite gives no finite values.
+        """
+        num_rows = len(x)
+        if self._rotation is not None:
+            x = _rotate(x, self._rotation)
+        values, row_scales = quantize_rows(x)
+        if (padding := round_up(num_rows) - num_rows) > 0:
+            values = functional.pad(values, (0, 0, 0, padding))
+        y: Tensor = torch.ops.onednn.qlinear_pointwise.default(
+            values, 1.0, 0, self._blocks, self._scales, self._zero_points, None, 1.0, 0,
+            torch.float32, "none", [], "",
+        )  # fmt: skip
+        y = y[:num_rows].mul_(row_scales)
+        return y if bias is None else y.add_(bias)
+
+
+def make_rotation(size: int) -> Tensor:
+    """Return an orthogonal matrix without large entries: cosines (DCT-II), float32."""
+    index = torch.arange(size, dtype=torch.float64)
+    cosines = torch.cos(math.pi / size * (index + 0.5) * index[:, None]) * math.sqrt(2 / size)
+    cosines[0] /= math.sqrt(2)
+    return cosines.float()
+
+
+def _rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """Rotate neighbouring inputs of (num_rows, in_features) with each other."""
+    return (x.reshape(-1, len(rotation)) @ rotation).view(x.shape)
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return int8 values and scales, (num_rows, 1), whose product is nearest to float32 ``x``."""
+    scales = x.abs().amax(dim=1, keepdim=True)  # a norm takes four times as long with 16 rows
+    scales = scales.mul_(1 / LARGEST).clamp_(min=SMALLEST_SCALE)
+    return (x / scales).round_().to(torch.int8), scales
+
+
+def can_quantize() -> bool:
+    """Return whether this CPU multiplies 8-bit integers at full speed and without saturation."""
+    return torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()

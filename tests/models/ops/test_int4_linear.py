@@ -1,0 +1,73 @@
+"""Products with weights of four bits on a CPU."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from octavo.models.ops.int4_linear import (
+    GROUP_SIZE,
+    MAX_ROWS,
+    Int4Weight,
+    can_quantize,
+    fits,
+    quantize_groups,
+)
+
+pytestmark = pytest.mark.skipif(not can_quantize(), reason="this CPU has no AVX512-BF16")
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def make_q4_1(out_features, in_features):
+    """Return a weight as a file has it: 16 levels in each group, the first and the last used."""
+    shape = (out_features, in_features // GROUP_SIZE, GROUP_SIZE)
+    levels = torch.randint(0, 16, shape)
+    levels[..., 0], levels[..., 1] = 0, 15
+    scales, offsets = torch.rand(shape[:2]).half() * 0.01, -torch.rand(shape[:2]).half() * 0.1
+    return (levels * scales[..., None].float() + offsets[..., None].float()).flatten(1)
+
+
+def test_what_was_stored_in_four_bits_comes_back():
+    weight = make_q4_1(48, 96)
+    values, scales, offsets = quantize_groups(weight)
+    assert (values.min(), values.max()) == (0, 15)
+    back = values * scales[..., None] + offsets[..., None]
+    torch.testing.assert_close(back.flatten(1), weight, atol=1e-7, rtol=1e-6)
+
+
+def test_groups_of_one_value_are_that_value():
+    values, scales, offsets = quantize_groups(torch.full((16, 64), -0.5))
+    assert (values.unique().tolist(), scales.unique().tolist()) == ([0], [0])
+    assert offsets.unique().tolist() == [-0.5]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_rows", [0, 1, MAX_ROWS, MAX_ROWS + 1, 64])
+def test_few_and_many_rows_give_the_same_up_to_rounding(num_rows, dtype):
+    weight, x = make_q4_1(48, 96), torch.randn(num_rows, 96, dtype=dtype)
+    bias = torch.randn(48, dtype=dtype)
+    packed = Int4Weight(weight)
+    for some in (None, bias):
+        y = packed.linear(x, some)
+        expected = functional.linear(x.float(), weight, None if some is None else some.float())
+        assert y.dtype == dtype
+        torch.testing.assert_close(y.float(), expected, atol=2e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("num_rows", [MAX_ROWS, MAX_ROWS + 1])
+def test_a_row_that_is_not_finite_shows_and_spares_the_others(num_rows):
+    packed, x = Int4Weight(make_q4_1(48, 96)), torch.randn(num_rows, 96)
+    expected = packed.linear(x)
+    x[1, 5] = torch.nan
+    y = packed.linear(x)
+    assert y[1].isnan().all()
+    assert torch.equal(y[2:], expected[2:])
+
+
+def test_shapes_that_do_not_fit_are_known():
+    assert fits(48, 96)
+    assert not fits(40, 96)
+    assert not fits(48, 80)
