@@ -1,9 +1,12 @@
 """The official ``openai`` client against a live server."""
 
+from functools import partial
+
 import openai
 import pytest
 
-from tests.live_server import TIMEOUT_S, running_checkpoint
+from tests.echo_core import EchoCore
+from tests.live_server import TIMEOUT_S, running_checkpoint, running_server
 
 HELLO = [{"role": "user", "content": "z"}]
 
@@ -16,9 +19,13 @@ def live(chain_letters):
 
 @pytest.fixture(scope="module")
 def client(live):
-    options = {"api_key": "none", "timeout": TIMEOUT_S, "max_retries": 0}
-    with openai.OpenAI(base_url=f"{live.url}/v1", **options) as client:
+    with connect(live) as client:
         yield client
+
+
+def connect(server):
+    options = {"api_key": "none", "timeout": TIMEOUT_S, "max_retries": 0}
+    return openai.OpenAI(base_url=f"{server.url}/v1", **options)
 
 
 def test_models_are_listed(client):
@@ -80,16 +87,38 @@ def test_the_clients_streaming_helper_understands_the_events(client):
     assert (choice.message.role, choice.finish_reason) == ("assistant", "stop")
 
 
-def test_errors_are_the_clients_exceptions(client):
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_are_the_clients_exceptions(client, stream):
+    completions, chat = client.completions, client.chat.completions
     with pytest.raises(openai.BadRequestError) as refused:
-        client.completions.create(model="tiny", prompt="z", temperature=-1)
+        completions.create(model="tiny", prompt="z", temperature=-1, stream=stream)
     assert refused.value.param == "temperature"
     with pytest.raises(openai.NotFoundError):
-        client.completions.create(model="other", prompt="z")
+        completions.create(model="other", prompt="z", stream=stream)
+    tools = [{"type": "function", "function": {"name": "f"}}]
     with pytest.raises(openai.BadRequestError, match="tools is not supported"):
-        client.chat.completions.create(
-            model="tiny", messages=HELLO, tools=[{"type": "function", "function": {"name": "f"}}]
-        )
+        chat.create(model="tiny", messages=HELLO, tools=tools, stream=stream)
+
+
+def test_a_dying_engine_is_the_clients_exception():
+    with running_server(EchoCore(step_time_s=0.002)) as server, connect(server) as client:
+        ask = partial(client.completions.create, model="tiny", prompt="z", max_tokens=4_000)
+        stream = ask(stream=True)
+        next(stream)
+        server.kill_core()
+        with pytest.raises(openai.APIError, match="crash on demand"):
+            list(stream)
+        for is_streamed in (False, True):
+            with pytest.raises(openai.InternalServerError, match="the engine has died"):
+                ask(stream=is_streamed)
+
+
+def test_characters_of_several_tokens_come_whole(chain_emoji):
+    with running_checkpoint(chain_emoji) as server, connect(server) as client:
+        ask = partial(client.completions.create, model="tiny", prompt="z", temperature=0)
+        texts = [chunk.choices[0].text for chunk in ask(max_tokens=20, stream=True)]
+        assert "".join(texts) == ask(max_tokens=20).choices[0].text == "😀    b"
+        assert not any("\ufffd" in text for text in texts)
 
 
 def test_leaving_a_stream_aborts_the_request(client, live):

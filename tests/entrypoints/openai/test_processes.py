@@ -167,7 +167,7 @@ def test_log_tells_requests_and_load(small):
         served.peer.post("/v1/completions", SHORT, {"x-request-id": "mine"})
         served.wait_for_log("request cmpl-mine begins: 3 prompt tokens")
         served.wait_for_log("request cmpl-mine ends (length)")
-        served.wait_for_log("generated tokens/s; KV 0.0% used")
+        served.wait_for_log("KV cache usage: 0.0%")
     assert '"POST /v1/completions HTTP/1.1" 200' in served.log
     assert '"GET /health' not in served.log
 
