@@ -49,10 +49,10 @@ class Int8Weight:
         values, row_scales = quantize_rows(x)
         if (padding := round_up(num_rows) - num_rows) > 0:
             values = functional.pad(values, (0, 0, 0, padding))
+        rest = (None, 1.0, 0, torch.float32, "none", [], "")  # no bias, output, or operation after
         y: Tensor = torch.ops.onednn.qlinear_pointwise.default(
-            values, 1.0, 0, self._blocks, self._scales, self._zero_points, None, 1.0, 0,
-            torch.float32, "none", [], "",
-        )  # fmt: skip
+            values, 1.0, 0, self._blocks, self._scales, self._zero_points, *rest
+        )
         y = y[:num_rows].mul_(row_scales)
         return y if bias is None else y.add_(bias)
 
