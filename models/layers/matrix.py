@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.models.layers.weights import CheckpointTensor, empty_parameter
+from octavo.models.ops.fp8 import spread_nan
 from octavo.models.ops.fp8_linear import fp8_linear
 from octavo.models.ops.linear import PackedWeight, can_pack, linear
 
@@ -50,6 +51,8 @@ class Matrix(nn.Module):
 
     def pack(self, *, keep_weight: bool = False) -> None:
         """Bring the weight into a faster form, where this machine has one for its type."""
+        if self.scale is not None and self.weight.device.type == "cpu":
+            spread_nan(self.weight, self.scale)
         if not self.is_packed and can_pack(self.weight):
             self.pack_as(PackedWeight, keep_weight=keep_weight)
 

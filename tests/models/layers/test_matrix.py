@@ -38,3 +38,12 @@ def test_a_type_that_is_not_packed_keeps_its_weight():
     matrix.pack()
     assert torch.equal(matrix(X.double()), expected)
     assert len(list(matrix.parameters())) == 1
+
+
+def test_a_stored_value_that_is_no_number_makes_its_output_none():
+    matrix = Matrix(8, 16, is_quantized=True)
+    matrix.weight.copy_(torch.ones(8, 16))
+    matrix.weight[3, 5] = torch.nan
+    matrix.scale.fill_(1.0)
+    matrix.pack()
+    assert matrix(X).isnan().all(dim=0).tolist() == [index == 3 for index in range(8)]

@@ -103,3 +103,11 @@ def test_elements_are_off_by_the_stated_bounds():
     error = (dequantize_rows(values, scale, torch.float32) - rows).abs()
     bound = torch.maximum(rows.abs() * 2**-4, scale[:, None] * 2**-10)
     assert (error <= bound * (1 + 1e-5)).all()
+
+
+def test_every_finite_value_is_dequantised_exactly():
+    codes = torch.arange(256, dtype=torch.uint8, device=DEVICE).view(FP8)
+    codes = codes[codes.float().isfinite()].repeat(3, 1)
+    scale = torch.tensor([1.0, 2.0**-100, 3.0**20], device=DEVICE)
+    found = dequantize_rows(codes, scale, torch.float64)
+    assert torch.equal(found, (codes.float() * scale[:, None]).double())
