@@ -60,7 +60,7 @@ def main() -> None:
         run_steps(llm, args.steps)
         step_us = 1e6 * (time.perf_counter() - started) / args.steps
     host_us = step_us - 1e6 * sum(waits_s) / args.steps
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         run_steps(llm, args.steps)
         torch.cuda.synchronize()
     events = find_device_events(profiler)

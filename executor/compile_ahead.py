@@ -2,17 +2,15 @@
 
 Much of a kernel's compilation holds Python's lock, so threads alone gain little. Kernels that are
 not in Triton's cache on disk yet are compiled by forks of another process; threads here wait for
-them and read them from the cache. That process is started by the first such kernel: a start that
-finds all its kernels in the cache has none.
+them and read them from the cache.
 """
 
 import contextlib
 import inspect
 import logging
 import os
-import subprocess
-import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,17 +21,16 @@ from triton import AsyncCompileMode, JITFunction
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.compiler.compiler import ASTSource
-from triton.runtime.cache import get_cache_key, get_cache_manager
+from triton.runtime.cache import get_cache_key, get_cache_manager, triton_key
 
-from octavo.executor import compile_server
-from octavo.executor.compile_server import write_job
+from octavo.executor.compile_server import serve, write_job
 
 logger = logging.getLogger(__name__)
 
 NUM_THREADS = min(32, 2 * (os.cpu_count() or 1))
 """Kernels that compile at a time; a start has about 30."""
 
-JOB_TIMEOUT_S = 120
+JOB_TIMEOUT_S = 60
 """No kernel takes so long: then it is compiled in this process."""
 
 
@@ -60,9 +57,8 @@ class ForkingExecutor(ThreadPoolExecutor):
     """Runs Triton's compile functions when what they compile lies in the cache on disk."""
 
     def __init__(self) -> None:
+        self._server = CompileServer()
         super().__init__(NUM_THREADS)
-        self._lock = threading.Lock()
-        self._server: CompileServer | None = None
 
     def submit(self, compile_kernel: Callable[[], Any], /) -> Future[Any]:  # type: ignore[override]  # for one kind of function
         """Compile a kernel; ``compile_kernel`` is the closure that Triton makes for it."""
@@ -71,28 +67,18 @@ class ForkingExecutor(ThreadPoolExecutor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads, then the process."""
         super().shutdown(wait, cancel_futures=cancel_futures)
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        self._server.close()
 
     def _compile(self, compile_kernel: Callable[[], Any]) -> Any:
         known = inspect.getclosurevars(compile_kernel).nonlocals
         if {"src", "target", "options", "env_vars"} <= known.keys():
             source, target, options = known["src"], known["target"], known["options"]
             if not is_cached(source, target, options, known["env_vars"]):
-                self._compile_elsewhere(source, target, options)
+                try:
+                    self._server.compile(write_job(source, target, options.__dict__))
+                except ValueError as error:  # then it is compiled here
+                    logger.debug("%s", error)
         return compile_kernel()
-
-    def _compile_elsewhere(self, source: ASTSource, target: GPUTarget, options: Any) -> None:
-        try:
-            job = write_job(source, target, options.__dict__)
-        except ValueError as error:  # then it is compiled here
-            logger.debug("%s", error)
-            return
-        with self._lock:
-            if self._server is None:
-                self._server = CompileServer()
-        self._server.compile(job)
 
 
 def is_cached(
@@ -106,14 +92,27 @@ def is_cached(
 
 
 class CompileServer:
-    """A process that compiles: ``compile`` is called from several threads and waits for its job."""
+    """A fork of this process that compiles; ``compile`` may be called from several threads."""
 
     def __init__(self) -> None:
-        module = compile_server.__name__
-        start = f"import sys; sys.path[:] = {sys.path!r}; from {module} import main; main()"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        triton_key()  # reads all of Triton, and is remembered: once, instead of in each fork
+        job_reader, job_writer = os.pipe()
+        result_reader, result_writer = os.pipe()
+        with warnings.catch_warnings():
+            # It warns of deadlocks on what other threads have locked: compiling needs none of it.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            try:
+                _close_others({0, 1, 2, job_reader, result_writer})
+                serve(job_reader, result_writer)
+            finally:
+                os._exit(0)  # whatever the other process does at its end is its own affair
+        self._pid = pid
+        os.close(job_reader)
+        os.close(result_writer)
+        self._jobs = os.fdopen(job_writer, "w", encoding="utf-8")
+        self._results = os.fdopen(result_reader, "rb")
         self._lock = threading.Lock()
         self._done: list[threading.Event] = []
         self._has_ended = False
@@ -123,14 +122,12 @@ class CompileServer:
     def compile(self, job: str) -> None:
         """Wait until a job is done, well or not, or the process has ended."""
         done = threading.Event()
-        assert self._process.stdin is not None
         with self._lock:
             self._done.append(done)
             if self._has_ended:
                 return
             try:
-                self._process.stdin.write(job.encode() + b"\n")
-                self._process.stdin.flush()
+                print(job, file=self._jobs, flush=True)
             except BrokenPipeError:
                 return
         if not done.wait(JOB_TIMEOUT_S):
@@ -138,18 +135,24 @@ class CompileServer:
 
     def close(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended already
-            self._process.stdin.close()
+            self._jobs.close()
         self._reader.join()
-        self._process.wait()
+        os.waitpid(self._pid, 0)
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as results:
+        with self._results as results:
             while number := results.read(4):
                 self._done[int.from_bytes(number, "little")].set()
         with self._lock:
             self._has_ended = True
             for done in self._done:
                 done.set()
+
+
+def _close_others(kept: set[int]) -> None:
+    """Close what this process shares with others, who wait for its end."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(int(name))

@@ -1,24 +1,24 @@
 """The process that compiles kernels for ``compile_ahead``, each in a fork: none waits for a lock.
 
-It has neither threads nor a device, unlike the process that asks: it may fork. What is compiled
-goes to Triton's cache on disk; a failure is told by whoever compiles the same kernel again.
+It is a fork of the process that asks, so that nothing has to be imported, and never uses a device.
+What is compiled goes to Triton's cache on disk; a failure is told by whoever compiles the same
+kernel again.
 """
 
 import ast
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
 from triton import JITFunction
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver
 from triton.compiler import ASTSource
 from triton.compiler import compile as compile_source
 from triton.experimental.gluon._runtime import GluonASTSource
-from triton.runtime.cache import triton_key
 
 
 def write_job(source: ASTSource, target: GPUTarget, options: Mapping[str, Any]) -> str:
@@ -44,24 +44,18 @@ def write_job(source: ASTSource, target: GPUTarget, options: Mapping[str, Any]) 
     return line
 
 
-def main() -> None:
-    """Take jobs, a line each, from stdin; write a job's number to stdout when it is done."""
+def serve(jobs: int, results: int) -> None:
+    """Read jobs, a line each, from one pipe; write a job's number to the other when it is done."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its input
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a fork ended
-    results = os.dup(1)
-    os.dup2(2, 1)  # what a compiler prints is no result
-    triton_key()  # reads all of Triton, and is remembered: once, instead of in each fork
-    for number, line in enumerate(sys.stdin):
-        job = ast.literal_eval(line)
-        with contextlib.suppress(Exception):  # told where the kernel is compiled again
-            import_module(job[0][0])
-        if os.fork() == 0:
-            try:
-                with contextlib.suppress(Exception):
-                    _compile(*job)
+    with os.fdopen(jobs, encoding="utf-8") as lines:
+        for number, line in enumerate(lines):
+            if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the assembler's end is asked for
+                with contextlib.suppress(Exception):  # told where the kernel is compiled again
+                    _compile(*ast.literal_eval(line))
                 os.write(results, number.to_bytes(4, "little"))
-            finally:
-                os._exit(0)
+                return
 
 
 def _compile(
@@ -72,4 +66,8 @@ def _compile(
 ) -> None:
     kernel: JITFunction[Any] = getattr(import_module(name[0]), name[1])
     create = GluonASTSource if kernel.is_gluon() else ASTSource
-    compile_source(create(kernel, *specialization), target=GPUTarget(*target), options=options)
+    compiled = compile_source(
+        create(kernel, *specialization), target=GPUTarget(*target), options=options
+    )
+    if hasattr(driver, "make_launcher"):  # before 3.7 each kernel's first launch runs a C compiler
+        driver.CudaLauncher(compiled.src, compiled.metadata)

@@ -9,7 +9,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.compiler import compile as compile_source
 
-from octavo.executor import compile_ahead
 from octavo.executor.compile_ahead import CompileServer, ForkingExecutor, is_cached
 from octavo.executor.compile_server import write_job
 from tests.executor.tiny_kernel import double
@@ -49,10 +48,10 @@ def test_kernels_are_read_from_the_cache_that_another_process_filled():
     assert was_cached == [True] * 3
 
 
-def test_a_start_that_finds_its_kernels_has_no_other_process(monkeypatch):
+def test_what_is_cached_is_not_compiled_again(monkeypatch):
     source = make_source(64)
     compile_source(source, target=HOPPER, _env_vars={})
-    monkeypatch.setattr(compile_ahead, "CompileServer", None)
+    monkeypatch.setattr(CompileServer, "compile", None)
     was_cached = []
     with ForkingExecutor() as executor:
         executor.submit(make_closure(source, was_cached=was_cached)).result()
@@ -90,7 +89,7 @@ def server():
 
 def test_nobody_waits_for_a_process_that_was_killed():
     server = CompileServer()
-    os.kill(server._process.pid, signal.SIGKILL)
+    os.kill(server._pid, signal.SIGKILL)
     server.compile(make_job())
     server.compile(make_job())
     server.close()
@@ -99,3 +98,12 @@ def test_nobody_waits_for_a_process_that_was_killed():
 def test_a_closure_of_another_triton_is_run_here():
     with ForkingExecutor() as executor:
         assert executor.submit(lambda: 7).result() == 7
+
+
+def test_the_other_process_holds_nothing_open():
+    reader, writer = os.pipe()
+    server = CompileServer()
+    os.close(writer)
+    assert os.read(reader, 1) == b"", "the end of the pipe is not seen"
+    os.close(reader)
+    server.close()

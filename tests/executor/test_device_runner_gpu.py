@@ -20,6 +20,7 @@ from tests.models.oracle import source_of
 pytestmark = pytest.mark.gpu
 
 RNG = np.random.default_rng(5)
+BOTH = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
 NUM_CYCLES = 200_000_000
 """A tenth of a second: longer than any launch."""
 
@@ -48,7 +49,7 @@ def test_a_decode_step_is_an_upload_two_graphs_and_a_readback(tiny_spm, temperat
     decode(hand, 3)
     torch.cuda.synchronize()
     num_allocations = torch.cuda.memory_stats()["allocation.all.allocated"]
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+    with profile(activities=BOTH, acc_events=True) as profiler:
         decode(hand, 10)
         torch.cuda.synchronize()
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == num_allocations
