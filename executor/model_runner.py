@@ -13,6 +13,7 @@ from octavo.executor.logprobs import MAX_LOGIT_ROWS, find_logprobs
 from octavo.executor.rows import Rows
 from octavo.executor.sampler import NON_FINITE, Samples, sample
 from octavo.executor.step import ExecutorInfo, PositionLogprobs, Step, StepResult
+from octavo.executor.threads import StepThreads
 from octavo.models.causal_lm import CausalLM
 
 
@@ -23,8 +24,15 @@ class ModelRunner:
     release these rows.
     """
 
-    def __init__(self, model: CausalLM, backend: AttentionBackend, info: ExecutorInfo) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        backend: AttentionBackend,
+        info: ExecutorInfo,
+        threads: StepThreads | None = None,
+    ) -> None:
         self.info = info
+        self._threads = threads or StepThreads(torch.get_num_threads(), 1)
         self._model = model
         self._backend = backend
         max_blocks = blocks_needed(BlockSpec(info.block_size), info.max_model_len)
@@ -41,7 +49,7 @@ class ModelRunner:
 
     def run(self, step: Step) -> StepResult:
         """Execute one step and wait for it."""
-        with torch.inference_mode():
+        with torch.inference_mode(), self._threads.use(int(step.num_tokens.sum())):
             self._apply(step)
             return self._compute(step)
 

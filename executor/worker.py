@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -27,9 +28,11 @@ from octavo.executor.main_memory import find_free_memory
 from octavo.executor.model_runner import ModelRunner
 from octavo.executor.step import ExecutorInfo
 from octavo.executor.step_program import StepShape
+from octavo.executor.threads import measure_threads
 from octavo.models.causal_lm import CausalLM
 from octavo.models.config import ModelConfig
 from octavo.models.fingerprint import cache_namespace
+from octavo.models.layers.decoder import DecoderLayer
 from octavo.models.loader import load_config, load_model, resolve_dtype
 from octavo.models.quantization import ONLINE
 from octavo.models.rounding import IntegerName, can_round, is_stored_in_int4, round_network
@@ -136,12 +139,26 @@ def _create_cpu_runner(parts: RunnerParts, demand: PoolDemand) -> ModelRunner:
         raise refuse_pool(config, num_blocks, demand.block_bytes, place="in main memory")
     logger.info("KV pool: %d blocks of %d bytes", num_blocks, demand.block_bytes)
     try:
-        return ModelRunner(parts.model, parts.create_backend(num_blocks), parts.sized(num_blocks))
+        backend = parts.create_backend(num_blocks)
+        threads = measure_threads(partial(_multiply_all, parts.model))
+        logger.info("threads: %s", threads)
+        return ModelRunner(parts.model, backend, parts.sized(num_blocks), threads)
     except MemoryError as error:
         raise ConfigError(
             f"the state of {info.num_rows} requests of {info.max_model_len} tokens does not fit in"
             " main memory: lower max_num_seqs or max_model_len"
         ) from error
+
+
+def _multiply_all(model: CausalLM, num_rows: int) -> None:
+    """Multiply some rows with every matrix: most of what a step does, without its K/V."""
+    with torch.inference_mode():
+        hidden = torch.ones(num_rows, model.config.hidden_size, dtype=model.norm.weight.dtype)
+        for layer in model.layers:
+            assert isinstance(layer, DecoderLayer)
+            block = layer.self_attn
+            layer.mlp(block.o_proj(block.qkv_proj(hidden)[:, : block.o_proj.inputs.length]))
+        model.compute_logits(hidden)
 
 
 def _create_device_runner(

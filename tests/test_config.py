@@ -107,9 +107,18 @@ def test_without_any_variable_the_cache_is_in_the_home_folder(monkeypatch):
 
 
 def test_idle_threads_sleep_unless_the_user_decides(monkeypatch):
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    for policy, expected, spins in (
+        (None, "PASSIVE", "1000"),
+        ("passive", "passive", "1000"),
+        ("ACTIVE", "ACTIVE", None),
+    ):
+        monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+        if policy is not None:
+            monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+        let_idle_threads_sleep()
+        assert os.environ["OMP_WAIT_POLICY"] == expected
+        assert os.environ.get("GOMP_SPINCOUNT") == spins
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     let_idle_threads_sleep()
-    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
-    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    let_idle_threads_sleep()
-    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert os.environ["GOMP_SPINCOUNT"] == "7"

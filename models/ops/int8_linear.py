@@ -5,6 +5,7 @@ depend on the rows beside it, not even in its last bit: integers add up alike in
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ SMALLEST_SCALE = 1e-30
 """Rows of zeros have a scale, too."""
 MAX_ROTATED = 64
 """Inputs that are rotated together: 16 lose a little, 512 gain nothing."""
+
+_PLAIN: tuple[Any, ...] = (None, 1.0, 0, torch.float32, "none", [], "")
+"""No bias, no scale of the output, float32, and nothing applied to it."""
 
 
 class Int8Weight:
@@ -49,10 +53,8 @@ class Int8Weight:
         values, row_scales = quantize_rows(x)
         if (padding := round_up(num_rows) - num_rows) > 0:
             values = functional.pad(values, (0, 0, 0, padding))
-        rest = (None, 1.0, 0, torch.float32, "none", [], "")  # no bias, output, or operation after
-        y: Tensor = torch.ops.onednn.qlinear_pointwise.default(
-            values, 1.0, 0, self._blocks, self._scales, self._zero_points, *rest
-        )
+        weight = self._blocks, self._scales, self._zero_points
+        y: Tensor = torch.ops.onednn.qlinear_pointwise.default(values, 1.0, 0, *weight, *_PLAIN)
         y = y[:num_rows].mul_(row_scales)
         return y if bias is None else y.add_(bias)
 

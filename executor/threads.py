@@ -1,0 +1,63 @@
+"""How many of torch's threads compute a step on a CPU: measured at the start.
+
+A second thread halves a large product, but waking it costs more than a small one takes; where other
+processes want the cores, it costs most. Only a measurement on the machine itself tells.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+MEASURED_ROWS = (1, 4, 16, 64)
+NUM_REPEATS = 3
+LEAST_GAIN = 1.1
+"""More threads are taken if they are so many times as fast: others have use for the cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepThreads:
+    """One thread for steps of fewer than ``min_tokens`` tokens, else ``num_threads``."""
+
+    num_threads: int
+    min_tokens: int
+
+    @contextmanager
+    def use(self, num_tokens: int) -> Iterator[None]:
+        """Let torch compute with as many threads as suit a step."""
+        before = torch.get_num_threads()
+        wanted = self.num_threads if num_tokens >= self.min_tokens else 1
+        if wanted == before:
+            yield
+            return
+        torch.set_num_threads(wanted)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def measure_threads(run: Callable[[int], object]) -> StepThreads:
+    """Find from which number of rows on all of torch's threads beat one at ``run(num_rows)``."""
+    num_threads = torch.get_num_threads()
+    if num_threads > 1:
+        for num_rows in MEASURED_ROWS:
+            alone = StepThreads(1, 1)
+            together = StepThreads(num_threads, 1)
+            if _time(run, num_rows, alone) > LEAST_GAIN * _time(run, num_rows, together):
+                return StepThreads(num_threads, num_rows)
+    return StepThreads(num_threads, MEASURED_ROWS[-1] + 1)
+
+
+def _time(run: Callable[[int], object], num_rows: int, threads: StepThreads) -> float:
+    """Return the median of a few runs: the best one hides what waking costs."""
+    times = []
+    with threads.use(num_rows):
+        run(num_rows)
+        for _ in range(NUM_REPEATS):
+            started_s = time.perf_counter()
+            run(num_rows)
+            times.append(time.perf_counter() - started_s)
+    return sorted(times)[NUM_REPEATS // 2]

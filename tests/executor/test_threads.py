@@ -1,0 +1,54 @@
+"""How many threads compute a step."""
+
+import pytest
+import torch
+
+from octavo.executor import threads
+from octavo.executor.threads import MEASURED_ROWS, StepThreads, measure_threads
+
+
+@pytest.fixture
+def torch_threads(monkeypatch):
+    """Torch's number of threads, two to begin with, without any thread."""
+    state = [2]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: state[-1])
+    monkeypatch.setattr(torch, "set_num_threads", state.append)
+    return state
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that moves when it is told to."""
+    now = [0.0]
+    monkeypatch.setattr(threads.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_a_step_has_its_threads_and_gives_them_back(torch_threads):
+    chosen = StepThreads(num_threads=2, min_tokens=16)
+    for num_tokens, expected in ((15, 1), (16, 2)):
+        with chosen.use(num_tokens):
+            assert torch.get_num_threads() == expected
+        assert torch.get_num_threads() == 2
+
+
+def test_a_step_that_fails_gives_them_back_too(torch_threads):
+    with pytest.raises(RuntimeError, match="out"), StepThreads(2, 16).use(1):
+        raise RuntimeError("out")
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("first", [*MEASURED_ROWS, None])
+def test_the_second_thread_comes_where_it_gains(first, torch_threads, clock):
+    def run(num_rows):
+        gains = torch.get_num_threads() == 2 and first is not None and num_rows >= first
+        clock[0] += 0.5 if gains else 1.0
+
+    found = measure_threads(run)
+    assert found == StepThreads(2, first or MEASURED_ROWS[-1] + 1)
+    assert torch.get_num_threads() == 2
+
+
+def test_one_thread_needs_no_measurement(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert measure_threads(None).num_threads == 1
