@@ -32,9 +32,8 @@ def create_app(service: Service, *, has_documents: bool = True) -> FastAPI:
     documents = {} if has_documents else dict.fromkeys(("docs_url", "redoc_url", "openapi_url"))
     app = Application(title="Octavo", version=octavo.__version__, **documents)
     install_error_handlers(app)
-    _add_information(app, InformationEndpoints(service), ModelEndpoints(service))
     chat, completions = ChatEndpoint(service), CompletionsEndpoint(service)
-    for path, post, body_type, content in (
+    for path, post, body_type, content in (  # first: routes are tried in turn
         ("/v1/chat/completions", chat.create, ChatCompletionRequest, "message"),
         ("/v1/completions", completions.create, CompletionRequest, "text"),
     ):
@@ -42,6 +41,7 @@ def create_app(service: Service, *, has_documents: bool = True) -> FastAPI:
         # takes as long as everything else before the prompt is encoded.
         app.add_route(path, post, methods=["POST"])
         app.describe_route("POST", path, describe_generation(body_type, content))
+    _add_information(app, InformationEndpoints(service), ModelEndpoints(service))
     _add_tokenization(app, TokenizationEndpoints(service))
     if service.has_admin_endpoints:
         app.include_router(AdminEndpoints(service).router())

@@ -301,7 +301,7 @@ def test_client_that_does_not_read_is_let_go(impatient):
     check_alive(impatient)
 
 
-def test_kernel_looks_for_clients_that_are_gone():
+def test_kernel_sends_at_once_and_looks_for_clients_that_are_gone():
     with bind("127.0.0.1", 0) as listener:
         listener.listen()
         with (
@@ -309,6 +309,7 @@ def test_kernel_looks_for_clients_that_are_gone():
             listener.accept()[0] as accepted,
         ):
             assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
             timeout_ms = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
             assert timeout_ms == 1_000 * SEND_TIMEOUT_S
 
