@@ -2,8 +2,8 @@
 
 Prints one JSON line for each engine and batch size: output tokens per second, prefill included, and
 what decoding and prefill reach alone; each is the best of ``--repeats``. The model is the default
-one: Octavo as it starts by itself and in float32, transformers in bfloat16 and in float32, llama.cpp
-if llama-cpp-python is installed, one request at a time.
+one: Octavo as it starts by itself and in float32, transformers in bfloat16 and in float32,
+llama.cpp, one request at a time, if llama-cpp-python is installed.
 
 usage: OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=1000 python benchmarks/cpu.py
                                 [--batches 1,4,16] [--context 64] [--tokens 48] [--repeats 3]
