@@ -73,8 +73,9 @@ def test_a_graph_computes_what_its_inputs_hold_now():
     assert torch.equal(out, first)
 
 
-def test_every_tile_gives_a_thread_the_same_number_of_weights():
+@pytest.mark.parametrize("itemsize", [1, 2, 4])
+def test_every_tile_gives_a_thread_the_same_number_of_weights(itemsize):
     for num_inputs in (1, 40, 576, 1024, 1536, 2048, 3584, 4096, 5120, 12288, 14336):
-        rows, columns, num_warps = choose_tile(num_inputs)
-        assert rows * columns == 32 * num_warps * WEIGHTS_PER_THREAD
+        rows, columns, num_warps = choose_tile(num_inputs, itemsize)
+        assert rows * columns == 32 * num_warps * WEIGHTS_PER_THREAD[itemsize]
         assert columns < 2 * num_inputs
