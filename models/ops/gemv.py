@@ -14,8 +14,8 @@ from torch import Tensor
 from octavo.attention.ops.dependent_launch import can_start_early, wait_for_inputs
 
 WEIGHTS_PER_THREAD = {1: 64, 2: 16, 4: 16}
-"""By the bytes of a weight. Two loads of 16 bytes of bfloat16: no layer that was measured gains from
-more; from four of 8-bit weights all do."""
+"""By the bytes of a weight. Two loads of 16 bytes of bfloat16: no layer that was measured gains
+from more; from four of 8-bit weights all do."""
 
 
 class Tile(NamedTuple):
