@@ -146,7 +146,7 @@ class ServerSettings:
         group="API",
         choices=("auto", "string", "openai"),
     )
-    default_chat_template_kwargs: dict[str, Any] | None = setting(  # noqa: RUF009 - a mapping is a value here
+    default_chat_template_kwargs: dict[str, Any] | None = setting(  # noqa: RUF009 - a field
         None,
         "Variables of the chat template that a request may replace, as a JSON object like "
         '{"enable_thinking": false}.',

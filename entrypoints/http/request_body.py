@@ -40,7 +40,7 @@ async def read_body(request: Request, body_type: type[Body]) -> Body:
     try:
         return body_type.model_validate_json(data)
     except ValidationError as error:
-        raise _describe(error) from None
+        raise describe_invalid(error) from None
 
 
 def _check_content_type(content_type: str) -> None:
@@ -56,7 +56,8 @@ def _check_content_coding(coding: str) -> None:
         raise HttpError(415, f"the content encoding is {coding[:80]}; send the body as it is")
 
 
-def _describe(error: ValidationError) -> InvalidRequestError:
+def describe_invalid(error: ValidationError) -> InvalidRequestError:
+    """Return the refusal of a value: the first of all that are wrong."""
     first: Any = error.errors(include_url=False, include_context=False)[0]
     location = first["loc"]
     if not location:

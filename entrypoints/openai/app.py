@@ -15,6 +15,7 @@ from octavo.entrypoints.openai.openapi import (
     describe_body,
     describe_check,
     describe_generation,
+    describe_rendering,
 )
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from octavo.entrypoints.openai.service import Service
@@ -25,6 +26,7 @@ from octavo.entrypoints.openai.tokenization import (
     TokenizeAnswer,
     TokenizeRequest,
 )
+from octavo.entrypoints.openai.tokens import GenerateRequest, TokensEndpoint
 
 
 def create_app(service: Service, *, has_documents: bool = True) -> FastAPI:
@@ -32,20 +34,51 @@ def create_app(service: Service, *, has_documents: bool = True) -> FastAPI:
     documents = {} if has_documents else dict.fromkeys(("docs_url", "redoc_url", "openapi_url"))
     app = Application(title="Octavo", version=octavo.__version__, **documents)
     install_error_handlers(app)
-    chat, completions = ChatEndpoint(service), CompletionsEndpoint(service)
-    for path, post, body_type, content in (  # first: routes are tried in turn
-        ("/v1/chat/completions", chat.create, ChatCompletionRequest, "message"),
-        ("/v1/completions", completions.create, CompletionRequest, "text"),
-    ):
-        # Not an API route: they read their bodies themselves, and FastAPI's way to an endpoint
-        # takes as long as everything else before the prompt is encoded.
-        app.add_route(path, post, methods=["POST"])
-        app.describe_route("POST", path, describe_generation(body_type, content))
+    _add_generation(app, service)  # first: routes are tried in turn
     _add_information(app, InformationEndpoints(service), ModelEndpoints(service))
     _add_tokenization(app, TokenizationEndpoints(service))
     if service.has_admin_endpoints:
         app.include_router(AdminEndpoints(service).router())
     return app
+
+
+def _add_generation(app: Application, service: Service) -> None:
+    """Add the routes that run a model, or tell what would be run.
+
+    Not as API routes: they read their bodies themselves, and FastAPI's way to an endpoint takes as
+    long as everything else before the prompt is encoded.
+    """
+    chat, completions = ChatEndpoint(service), CompletionsEndpoint(service)
+    tokens = TokensEndpoint(service, chat, completions)
+    for path, post, operation in (
+        (
+            "/v1/chat/completions",
+            chat.create,
+            describe_generation(ChatCompletionRequest, ("id", "message")),
+        ),
+        (
+            "/v1/completions",
+            completions.create,
+            describe_generation(CompletionRequest, ("id", "text")),
+        ),
+        (
+            "/inference/v1/generate",
+            tokens.generate,
+            describe_generation(GenerateRequest, ("request_id", "token_ids")),
+        ),
+        (
+            "/v1/chat/completions/render",
+            tokens.render_chat,
+            describe_rendering(ChatCompletionRequest, is_list=False),
+        ),
+        (
+            "/v1/completions/render",
+            tokens.render_completion,
+            describe_rendering(CompletionRequest, is_list=True),
+        ),
+    ):
+        app.add_route(path, post, methods=["POST"])
+        app.describe_route("POST", path, operation)
 
 
 def _add_information(

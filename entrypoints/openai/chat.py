@@ -10,7 +10,7 @@ from octavo.entrypoints.http.request_body import read_body
 from octavo.entrypoints.http.request_ids import choose_request_id
 from octavo.entrypoints.openai.conversations import is_prompted, render_conversation
 from octavo.entrypoints.openai.forms import ChatForm
-from octavo.entrypoints.openai.generation import Generation
+from octavo.entrypoints.openai.generation import Asked, Generation
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest
 from octavo.entrypoints.openai.service import Service
 from octavo.errors import InvalidRequestError
@@ -31,34 +31,33 @@ class ChatEndpoint:
         """
         arrival_s = time.monotonic()
         body = await read_body(request, ChatCompletionRequest)
-        request_id = choose_request_id(request, body.request_id)
+        asked = await self.read(request, body, arrival_s)
+        last, tokenizer = body.messages[-1], self._service.model.tokenizer
+        assert tokenizer is not None, "messages were encoded"
+        is_new = is_prompted(body)
+        role = self._service.settings.response_role if is_new else str(last["role"])
+        echo = _read_echo(last, role) if body.echo else ""
+        form = ChatForm(body.reply_shape, tokenizer, asked.prompts[0], role=role, echo=echo)
+        return await Generation(asked, form).respond(self._service, request.receive)
+
+    async def read(self, request: Request, body: ChatCompletionRequest, arrival_s: float) -> Asked:
+        """Check a body, render its conversation and encode it; raises as ``create`` does."""
         service, model = self._service, self._service.model
+        request_id = choose_request_id(request, body.request_id)
         if model.tokenizer is None or model.chat_template is None:
             raise InvalidRequestError("the engine runs without a tokenizer: use /v1/completions")
         model_name, ignored_fields = service.choose_model(body.model), body.check_fields()
         body.fill_in(service.settings)
         params = body.to_sampling_params(model.sampling_defaults)
-        prompt = await self._encode(body)
-        last = body.messages[-1]
-        role = service.settings.response_role if is_prompted(body) else str(last["role"])
-        form = ChatForm(
-            body.reply_shape,
-            model.tokenizer,
-            prompt,
-            role=role,
-            echo=_read_echo(last, role) if body.echo else "",
-        )
-        generation = Generation(
-            request_id=request_id,
+        return Asked(
+            body=body,
+            prompts=[await self._encode(body)],
+            params=params,
             model_name=model_name,
             ignored_fields=ignored_fields,
-            params=params,
-            prompts=[prompt],
-            form=form,
-            body=body,
+            request_id=request_id,
             arrival_s=arrival_s,
         )
-        return await generation.respond(service, request.receive)
 
     async def _encode(self, body: ChatCompletionRequest) -> EncodedPrompt:
         """Render and encode a conversation."""

@@ -11,7 +11,7 @@ from octavo.entrypoints.http.request_body import read_body
 from octavo.entrypoints.http.request_ids import choose_request_id
 from octavo.entrypoints.openai.echo import Echo
 from octavo.entrypoints.openai.forms import CompletionForm
-from octavo.entrypoints.openai.generation import Generation
+from octavo.entrypoints.openai.generation import Asked, Generation
 from octavo.entrypoints.openai.protocol import MAX_CHOICES, CompletionRequest
 from octavo.entrypoints.openai.service import Service
 from octavo.errors import InvalidRequestError
@@ -35,32 +35,35 @@ class CompletionsEndpoint:
         """
         arrival_s = time.monotonic()
         body = await read_body(request, CompletionRequest)
-        request_id = choose_request_id(request, body.request_id)
+        asked = await self.read(request, body, arrival_s)
+        form = CompletionForm(
+            body.reply_shape,
+            self._service.model.tokenizer,
+            asked.prompts,
+            skip_special_tokens=asked.params.skip_special_tokens,
+            echoes=await self._read_echoes(body, asked.prompts) if body.echo else (),
+        )
+        return await Generation(asked, form).respond(self._service, request.receive)
+
+    async def read(self, request: Request, body: CompletionRequest, arrival_s: float) -> Asked:
+        """Check a body and encode its prompts; raises as ``create`` does."""
         service = self._service
+        request_id = choose_request_id(request, body.request_id)
         model_name, ignored_fields = service.choose_model(body.model), body.check_fields()
         body.fill_in(service.settings)
         params = body.to_sampling_params(service.model.sampling_defaults)
         prompts = await service.engine.prompts.encode(
             _list_prompts(body, params.n), body.choose_encoding(service.engine.info)
         )
-        form = CompletionForm(
-            body.reply_shape,
-            service.model.tokenizer,
-            prompts,
-            skip_special_tokens=params.skip_special_tokens,
-            echoes=await self._read_echoes(body, prompts) if body.echo else (),
-        )
-        generation = Generation(
-            request_id=request_id,
+        return Asked(
+            body=body,
+            prompts=prompts,
+            params=params,
             model_name=model_name,
             ignored_fields=ignored_fields,
-            params=params,
-            prompts=prompts,
-            form=form,
-            body=body,
+            request_id=request_id,
             arrival_s=arrival_s,
         )
-        return await generation.respond(service, request.receive)
 
     async def _read_echoes(
         self, body: CompletionRequest, prompts: Sequence[EncodedPrompt]

@@ -64,6 +64,8 @@ class Opening:
 class ResponseForm(Protocol):
     """What one endpoint's responses look like; one object for each response."""
 
+    id_name: str
+    """Of the member that carries the id."""
     id_prefix: str
     object_name: str
     chunk_object_name: str
@@ -89,6 +91,7 @@ class ResponseForm(Protocol):
 class ChatForm:
     """The form of /v1/chat/completions; ``echo`` stands before the answer's own text."""
 
+    id_name = "id"
     id_prefix = "chatcmpl"
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
@@ -175,6 +178,7 @@ class ChatForm:
 class CompletionForm:
     """The form of /v1/completions; ``echoes`` has one entry for each prompt that is repeated."""
 
+    id_name = "id"
     id_prefix = "cmpl"
     object_name = "text_completion"
     chunk_object_name = "text_completion"

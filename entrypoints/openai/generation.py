@@ -33,23 +33,31 @@ from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Generation:
-    """A request that has been read and understood."""
+@dataclass(kw_only=True, slots=True)
+class Asked:
+    """What a client asks for, read and encoded; nothing of it has been admitted."""
 
     body: GenerationRequest
     prompts: Sequence[EncodedPrompt]
     params: SamplingParams
-    form: ResponseForm
     model_name: str
-    ignored_fields: Sequence[str]
+    ignored_fields: list[str]
     request_id: str
     arrival_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Answers what was asked, in the form of one endpoint."""
+
+    asked: Asked
+    form: ResponseForm
 
     @property
     def response_id(self) -> str:
         """The id of the response, by which the request can be looked up."""
-        return f"{self.form.id_prefix}-{self.request_id}"
+        prefix, request_id = self.form.id_prefix, self.asked.request_id
+        return f"{prefix}-{request_id}" if prefix else request_id
 
     async def respond(self, service: Service, receive: Receive) -> Response:
         """Admit the request and return its response.
@@ -58,13 +66,13 @@ class Generation:
         """
         conditions = Conditions(
             request_id=self.response_id,
-            priority=self.body.priority or 0,
-            timeout_s=self.body.timeout,
-            arrival_s=self.arrival_s,
+            priority=self.asked.body.priority or 0,
+            timeout_s=self.asked.body.timeout,
+            arrival_s=self.asked.arrival_s,
         )
-        stream = await service.engine.add(self.prompts, self.params, conditions)
-        headers = report_ignored_fields(self.ignored_fields)
-        if self.body.stream:
+        stream = await service.engine.add(self.asked.prompts, self.asked.params, conditions)
+        headers = report_ignored_fields(self.asked.ignored_fields)
+        if self.asked.body.stream:
             keep_alive_s = service.keep_alive_s
             return EventStream(stream, self._create_writer(), headers, keep_alive_s=keep_alive_s)
         async with closed_on_disconnect(receive, stream):
@@ -80,20 +88,20 @@ class Generation:
 
     @property
     def _num_prompt_tokens(self) -> int:
-        return sum(len(prompt.token_ids) for prompt in self.prompts)
+        return sum(len(prompt.token_ids) for prompt in self.asked.prompts)
 
     @property
     def _num_scored_tokens(self) -> int:
-        return 0 if self.params.prompt_logprobs is None else self._num_prompt_tokens
+        return 0 if self.asked.params.prompt_logprobs is None else self._num_prompt_tokens
 
     def _create_writer(self) -> ChunkWriter:
         return ChunkWriter(
             self._describe(self.form.chunk_object_name),
             self.form,
             Usage(self._num_prompt_tokens),
-            reports=self.body.usage_reports,
-            params=self.params,
-            num_prompts=len(self.prompts),
+            reports=self.asked.body.usage_reports,
+            params=self.asked.params,
+            num_prompts=len(self.asked.prompts),
         )
 
     async def _collect(
@@ -103,19 +111,19 @@ class Generation:
         outputs = {}
         async for place, output in stream:  # one for each prompt: their kind is FINAL_ONLY
             outputs[place] = output
-            has_scores = self.params.prompt_logprobs is None or output.prompt_logprobs is not None
+            has_scores = not self._num_scored_tokens or output.prompt_logprobs is not None
             for answer in output.outputs:
                 failure = find_failure(answer, is_complete=has_scores)
                 if failure is not None:
                     return failure, []
-        return None, [outputs[place] for place in range(len(self.prompts))]
+        return None, [outputs[place] for place in range(len(self.asked.prompts))]
 
     def _describe(self, object_name: str) -> dict[str, Any]:
         return {
-            "id": self.response_id,
+            self.form.id_name: self.response_id,
             "object": object_name,
             "created": int(time.time()),
-            "model": self.model_name,
+            "model": self.asked.model_name,
         }
 
     def _describe_whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
@@ -125,7 +133,7 @@ class Generation:
             usage.note_prompt(place, output)
             for answer in output.outputs:
                 usage.add(answer)
-                choice = Choice(place * self.params.n + answer.index, place)
+                choice = Choice(place * self.asked.params.n + answer.index, place)
                 choices.append(
                     {
                         "index": choice.index,

@@ -104,13 +104,14 @@ class Application(FastAPI):
         return document
 
 
-def describe_generation(body_type: type[BaseModel], content: str) -> dict[str, Any]:
+def describe_generation(body_type: type[BaseModel], members: tuple[str, str]) -> dict[str, Any]:
     """Return the operation of a generation endpoint, which answers with JSON or with events.
 
-    ``content`` is the member of a choice that carries the answer.
+    ``members`` are the one that carries the id, and the one of a choice that carries the answer.
     """
+    id_name, content = members
     choice = _describe_object("index", content, "logprobs", "finish_reason", "stop_reason")
-    answer = _describe_object("id", "object", "created", "model", "choices", "usage")
+    answer = _describe_object(id_name, "object", "created", "model", "choices", "usage")
     answer["properties"] = {"choices": {"type": "array", "items": choice, "minItems": 1}}
     response = _describe_response("JSON, or server-sent events with stream.", answer)
     response["content"][EVENTS] = {"schema": {"type": "string"}}
@@ -118,6 +119,17 @@ def describe_generation(body_type: type[BaseModel], content: str) -> dict[str, A
         "summary": inspect.getdoc(body_type),
         **describe_body(body_type),
         "responses": {"200": response},
+    }
+
+
+def describe_rendering(body_type: type[BaseModel], *, is_list: bool) -> dict[str, Any]:
+    """Return the operation of an endpoint that tells which token ids a request is."""
+    rendered = _describe_object("request_id", "token_ids", "sampling_params", "model")
+    schema = {"type": "array", "items": rendered, "minItems": 1} if is_list else rendered
+    return {
+        "summary": "Tell which token ids a request is, in the form of /inference/v1/generate.",
+        **describe_body(body_type),
+        "responses": {"200": _describe_response("What would be run.", schema)},
     }
 
 

@@ -185,7 +185,7 @@ class GenerationRequest(JsonBody):
         Raises:
             InvalidRequestError: a value is outside its range, or two values exclude each other.
         """
-        fields = ((name, getattr(self, name)) for name in _SAMPLING_FIELDS)
+        fields = ((name, getattr(self, name)) for name in SAMPLING_FIELDS)
         given = {name: value for name, value in fields if value is not None}
         if self.logit_bias is not None:
             given["logit_bias"] = _read_logit_bias(self.logit_bias)
@@ -307,7 +307,7 @@ def _read_logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
 
 
 _MAX_ID_DIGITS = 10
-_SAMPLING_FIELDS = (
+SAMPLING_FIELDS = (
     "n",
     "temperature",
     "top_p",

@@ -41,6 +41,7 @@ from octavo.entrypoints.openai.tokenization import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from octavo.entrypoints.openai.tokens import GenerateRequest
 from octavo.entrypoints.server_settings import ServerSettings
 from octavo.sampling_params import MAX_BAD_WORDS, MAX_STOP_STRINGS, MAX_TEXT_LENGTH
 from tests.echo_core import ECHO_INFO
@@ -87,6 +88,14 @@ def test_every_refused_field_is_in_the_table_with_its_neutral_values():
         assert set(listed) == set(body_type.refused)
         for name, values in body_type.refused.items():
             assert all(f"`{json.dumps(value)}`" in listed[name] for value in values), name
+
+
+def test_every_field_of_token_ids_is_in_its_table():
+    rows = read_table(SERVER, "## Token ids")
+    listed = re.findall(r"`(\w+)`", " ".join(row[0] for row in rows))
+    assert sorted(listed) == sorted(GenerateRequest.model_fields)
+    sentence = SERVER.split("\n## Token ids\n")[1].split(" are refused.")[0].rsplit("\n\n", 1)[1]
+    assert set(re.findall(r"`(\w+)`", sentence)) == set(GenerateRequest.refused)
 
 
 def test_no_field_is_both_supported_and_refused():
