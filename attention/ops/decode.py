@@ -21,7 +21,7 @@ from torch import Tensor
 
 from octavo.attention.backend import AttentionLayer
 from octavo.attention.ops.dependent_launch import can_start_early, wait_for_inputs
-from octavo.attention.ops.paged_kv import PagedKV
+from octavo.attention.ops.paged_kv import PagedKV, match_cache
 from octavo.attention.ops.plan_decode import MAX_GROUP, SHARE_FIELDS, DecodePlan, first_visible
 
 LOG2_E = 1.4426950408889634
@@ -136,7 +136,7 @@ def _decode_kernel(
         heads = heads + g[:, None] * HEAD_DIM + d[None, :]
         first_tile = first_visible(context, WINDOW) // TILE - start
         acc, sum_p, max_s = _attend(
-            tl.load(q_ptr + heads, mask=in_head, other=0.0),
+            match_cache(tl.load(q_ptr + heads, mask=in_head, other=0.0), k_ptr),
             k_ptr + head * stride_head,
             v_ptr + head * stride_head,
             block_tables_ptr + row * stride_table,

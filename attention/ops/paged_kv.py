@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import triton
+import triton.language as tl
 from torch import Tensor
 
 
@@ -31,3 +33,15 @@ class PagedKV:
         """Elements from one block, token and head to the next."""
         block, token, head, _ = self.k.stride()
         return block, token, head
+
+
+@triton.jit
+def match_cache(q, k_ptr):
+    """Return q in the type in which a kernel multiplies with K/V: its own, as a rule.
+
+    For K/V of 8 bits bfloat16 becomes float16: it holds their values, too, and Hopper converts them
+    to it at once. To bfloat16 they go through float32, an eighth as fast.
+    """
+    if k_ptr.dtype.element_ty.primitive_bitwidth == 8 and q.dtype == tl.bfloat16:
+        q = q.to(tl.float16)
+    return q

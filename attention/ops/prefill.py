@@ -20,7 +20,7 @@ from torch import Tensor
 
 from octavo.attention.backend import AttentionLayer
 from octavo.attention.ops.decode import LOG2_E
-from octavo.attention.ops.paged_kv import PagedKV
+from octavo.attention.ops.paged_kv import PagedKV, match_cache
 from octavo.attention.ops.plan_prefill import TILE_FIELDS, PrefillPlan
 
 TILE_BYTES = 16_384
@@ -107,7 +107,7 @@ def _prefill_kernel(
     in_tile = (query < num_queries)[:, None] & (d < HEAD_DIM)[None, :]
     heads = ((first_token + query) * NUM_KV_HEADS + head) * GROUP + m % GROUP
     heads = heads[:, None] * HEAD_DIM + d[None, :]
-    q = tl.load(q_ptr + heads, mask=in_tile, other=0.0)
+    q = match_cache(tl.load(q_ptr + heads, mask=in_tile, other=0.0), k_ptr)
     position = first_position + query
 
     # Tiles in [full_start, full_stop) are seen whole by all rows.
