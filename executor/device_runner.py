@@ -18,6 +18,7 @@ from octavo.executor.device_rows import DeviceRows
 from octavo.executor.graphs import EAGER_SIZES, EditScratch, StepGraphs
 from octavo.executor.logprobs import MAX_LOGIT_ROWS
 from octavo.executor.ops.choose import EXHAUSTED as EXHAUSTED_CODE
+from octavo.executor.ops.logprobs import VARIED_TOPS, compute_logprobs
 from octavo.executor.ops.prepare_inputs import DeviceBatch
 from octavo.executor.ops.sample import VARIED_BATCHES
 from octavo.executor.row_uploads import RowUploads
@@ -97,6 +98,9 @@ class DeviceRunner:
                 program.forward()
                 program.sample(None)
                 program.sample(self._edited.take())
+            assert program.logits is not None
+            for num_top in VARIED_TOPS:
+                compute_logprobs(program.logits, self._results[0], num_top=num_top)
 
     def warm_up(self) -> None:
         """Capture decode steps of the sizes of a few users, and run one with edits once."""

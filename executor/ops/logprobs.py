@@ -19,6 +19,8 @@ from octavo.executor.ops.logits import LOG2_E, MAX_INT
 TILE = 1024  # 32 logits a thread of one warp: repeated maxima without barriers
 MAX_TOP = 32
 """More are sorted by torch: repeated maxima cost time in proportion to their number."""
+VARIED_TOPS = (1, 8, MAX_TOP)
+"""Numbers of likeliest tokens that need different variants of a kernel; any other shares one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,7 @@ def compute_logprobs(logits: Tensor, token_ids: Tensor, *, num_top: int) -> Toke
     num_tiles = triton.cdiv(vocab_size, TILE)
     device = logits.device
     summaries = torch.empty((num_rows, num_tiles, 3), dtype=torch.float32, device=device)
-    num_kept = max(1, num_top)
-    best = torch.empty((num_rows, num_tiles, num_kept), dtype=torch.float32, device=device)
+    best = torch.empty((num_rows, num_tiles, num_top), dtype=torch.float32, device=device)
     best_ids = torch.empty_like(best, dtype=torch.int32)
     ids = torch.empty((num_rows, 1 + num_top), dtype=torch.int32, device=device)
     found = TokenLogprobs(
@@ -62,7 +63,6 @@ def compute_logprobs(logits: Tensor, token_ids: Tensor, *, num_top: int) -> Toke
             vocab_size,
             logits.stride(0),
             num_top,
-            NUM_KEPT=num_kept,
             TILE=TILE,
             num_warps=1,
         )
@@ -78,9 +78,10 @@ def compute_logprobs(logits: Tensor, token_ids: Tensor, *, num_top: int) -> Toke
             logits.stride(0),
             num_tiles,
             num_top,
-            NUM_KEPT=num_kept,
             TILES_PAD=triton.next_power_of_2(num_tiles),
-            BEST_PAD=triton.next_power_of_2(num_tiles * num_kept),
+            BEST_PAD=triton.next_power_of_2(
+                num_tiles * next(n for n in VARIED_TOPS if num_top <= n)
+            ),
             num_warps=8,
         )
     return found
@@ -98,17 +99,16 @@ def _sort(logits: Tensor, token_ids: Tensor, num_top: int) -> TokenLogprobs:
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_top"])
 def _summarise_kernel(
     logits_ptr,  # (num_rows, vocab_size)
     token_ids_ptr,
     summaries_ptr,  # (num_rows, num_tiles, 3)
-    best_ptr,  # (num_rows, num_tiles, NUM_KEPT)
+    best_ptr,  # (num_rows, num_tiles, num_top)
     best_ids_ptr,
     vocab_size,
     stride_logits,
     num_top,
-    NUM_KEPT: tl.constexpr,
     TILE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -125,11 +125,11 @@ def _summarise_kernel(
     tl.store(summaries_ptr + place * 3 + 2, tl.sum((x > token).to(tl.float32)))
     for rank in range(num_top):
         value, first, x, ids = _take_first(x, ids)
-        tl.store(best_ptr + place * NUM_KEPT + rank, value)
-        tl.store(best_ids_ptr + place * NUM_KEPT + rank, first)
+        tl.store(best_ptr + place * num_top + rank, value)
+        tl.store(best_ids_ptr + place * num_top + rank, first)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_top"])
 def _merge_kernel(
     logits_ptr,
     token_ids_ptr,
@@ -142,7 +142,6 @@ def _merge_kernel(
     stride_logits,
     num_tiles,
     num_top,
-    NUM_KEPT: tl.constexpr,
     TILES_PAD: tl.constexpr,
     BEST_PAD: tl.constexpr,
 ):
@@ -164,7 +163,7 @@ def _merge_kernel(
     tl.store(logprobs_ptr, token - log_total)
     places = tl.arange(0, BEST_PAD)
     is_best = places < num_tiles * num_top
-    source = row * num_tiles * NUM_KEPT + places
+    source = row * num_tiles * num_top + places
     x = tl.load(best_ptr + source, mask=is_best, other=-float("inf"))
     ids = tl.load(best_ids_ptr + source, mask=is_best, other=MAX_INT)
     for rank in range(num_top):

@@ -172,6 +172,10 @@ def test_no_request_waits_for_a_compiler(bits, tiny_spm, compiled):
     hand.step({0: 1, 1: 17})
     hand.step({0: 1, 1: 13})
     decode(hand, 3)
+    for row, count in enumerate((0, 1, 3, 20), start=2):
+        hand.admit(row, range(10, 20), num_logprobs=count, num_prompt_logprobs=count)
+        hand.step(dict.fromkeys(hand.requests, 1) | {row: 10})
+    decode(hand, 2)
     hand.finish()
     assert compiled == []
 
