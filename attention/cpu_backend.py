@@ -65,15 +65,15 @@ class CpuAttention:
 
     def __call__(self, layer: AttentionLayer, qkv: Tensor) -> Tensor:
         """Store k and v of all tokens, then attend."""
-        heads = qkv.view(len(qkv), -1, layer.head_dim)
+        heads = qkv.view(qkv.shape[0], -1, layer.head_dim)
         q_size = layer.num_heads * layer.head_dim
         self._turn(layer, heads[:, : layer.num_heads + layer.num_kv_heads])
         lines = self._lines[layer.index * self._block_size :]
         self._store(lines, qkv[:, q_size:])
         work = self._find_work(layer.sliding_window)
-        if len(work) == 1 and work[0].num_tokens == len(qkv):
+        if len(work) == 1 and work[0].num_tokens == qkv.shape[0]:
             return work[0].attend(layer, heads, lines)
-        output = qkv.new_zeros(len(qkv), q_size)
+        output = qkv.new_zeros(qkv.shape[0], q_size)
         for part in work:
             output[part.tokens] = part.attend(layer, heads[part.tokens], lines)
         return output
@@ -165,7 +165,7 @@ class _TileWork:
         q = heads[:, : layer.num_heads]
         shape = (self.num_rows, -1, 2, layer.num_kv_heads, layer.head_dim)
         k, v = lines.index_select(0, self.lines).view(shape).transpose(1, 3).unbind(2)
-        if len(q) > self.num_rows:
+        if q.shape[0] > self.num_rows:
             return _attend_in_groups(layer, q.transpose(0, 1), k[0], v[0], bias=self.bias)
         q = q.view(self.num_rows, layer.num_kv_heads, -1, layer.head_dim)
         out = F.scaled_dot_product_attention(q, k, v, self.bias, scale=layer.scale)

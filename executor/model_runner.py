@@ -1,12 +1,13 @@
 """Runs one Step on the device: rows, copies, one forward pass, sampling, write-back."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.attention.backend import AttentionBackend
+from octavo.attention.backend import Attention, AttentionBackend
 from octavo.block_manager.block_table import BlockSpec, blocks_needed
 from octavo.executor.input_batch import InputBatch, PromptSpan, gather_inputs
 from octavo.executor.logprobs import MAX_LOGIT_ROWS, find_logprobs
@@ -14,7 +15,16 @@ from octavo.executor.rows import Rows
 from octavo.executor.sampler import NON_FINITE, Samples, sample
 from octavo.executor.step import ExecutorInfo, PositionLogprobs, Step, StepResult
 from octavo.executor.threads import StepThreads
-from octavo.models.causal_lm import CausalLM
+
+
+class Network(Protocol):
+    """What a runner needs of a network."""
+
+    def __call__(self, input_ids: Tensor, attention: Attention) -> Tensor:
+        """Map (num_tokens,) ids to normalised hidden states, (num_tokens, hidden_size)."""
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Map (n, hidden_size) to (n, vocab_size) in the network's type."""
 
 
 class ModelRunner:
@@ -26,7 +36,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: Network,
         backend: AttentionBackend,
         info: ExecutorInfo,
         threads: StepThreads | None = None,

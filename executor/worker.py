@@ -32,6 +32,7 @@ from octavo.executor.threads import measure_threads
 from octavo.models.causal_lm import CausalLM
 from octavo.models.config import ModelConfig
 from octavo.models.fingerprint import cache_namespace
+from octavo.models.flat import FlatNetwork
 from octavo.models.layers.decoder import DecoderLayer
 from octavo.models.loader import load_config, load_model, resolve_dtype
 from octavo.models.quantization import ONLINE
@@ -142,7 +143,8 @@ def _create_cpu_runner(parts: RunnerParts, demand: PoolDemand) -> ModelRunner:
         backend = parts.create_backend(num_blocks)
         threads = measure_threads(partial(_multiply_all, parts.model))
         logger.info("threads: %s", threads)
-        return ModelRunner(parts.model, backend, parts.sized(num_blocks), threads)
+        network = FlatNetwork(parts.model)
+        return ModelRunner(network, backend, parts.sized(num_blocks), threads)
     except MemoryError as error:
         raise ConfigError(
             f"the state of {info.num_rows} requests of {info.max_model_len} tokens does not fit in"

@@ -45,6 +45,11 @@ class Matrix(nn.Module):
         return linear(x, self.weight, bias)
 
     @property
+    def product(self) -> Callable[..., Tensor]:
+        """What ``forward`` comes to, for frequent calls; valid until the weight is packed."""
+        return self.forward if self._packed is None else self._packed.linear
+
+    @property
     def is_packed(self) -> bool:
         """Whether the weight has a form of its own already."""
         return self._packed is not None

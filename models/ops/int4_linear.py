@@ -36,7 +36,7 @@ class Int4Weight:
         In the type of ``x``, rounded to bfloat16 before the bias.
         """
         rounded = x.bfloat16()
-        if len(x) <= MAX_ROWS:
+        if x.shape[0] <= MAX_ROWS:
             y = torch._weight_int4pack_mm_for_cpu(rounded, self._values, GROUP_SIZE, self._scales)
         else:
             y = self._many.linear(rounded)

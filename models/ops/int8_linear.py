@@ -47,7 +47,7 @@ class Int8Weight:
 
         A row with a value that is not finite gives no finite values.
         """
-        num_rows = len(x)
+        num_rows = x.shape[0]
         if self._rotation is not None:
             x = _rotate(x, self._rotation)
         values, row_scales = quantize_rows(x)

@@ -114,7 +114,7 @@ def test_logprobs_belong_to_the_rows_that_asked(llama):
 def test_a_row_with_nan_ends_with_an_error_and_the_others_do_not_notice(llama):
     executor = make_executor(llama.folder)
     with torch.no_grad():
-        executor._runner._model.embed_tokens.matrix.weight[300] = torch.nan
+        executor._runner._model.network.embed_tokens.matrix.weight[300] = torch.nan
     hand = ByHand(executor)
     prompts = [[5, 6, 7], [5, 300, 7], [8, 9]]
     requests = [hand.admit(row, prompt) for row, prompt in enumerate(prompts)]
@@ -127,7 +127,7 @@ def test_a_row_with_nan_ends_with_an_error_and_the_others_do_not_notice(llama):
 def test_non_finite_prompt_logits_are_an_error_of_their_row(llama):
     executor = make_executor(llama.folder)
     with torch.no_grad():
-        executor._runner._model.embed_tokens.matrix.weight[300] = torch.nan
+        executor._runner._model.network.embed_tokens.matrix.weight[300] = torch.nan
     hand = ByHand(executor)
     request = hand.admit(0, [5, 300, 7, 8], num_prompt_logprobs=1)
     hand.step({0: 3})

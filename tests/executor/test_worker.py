@@ -47,16 +47,16 @@ def test_a_device_that_is_not_supported_stops_the_start(tiny_spm):
 def test_weights_and_pool_have_the_type_that_was_asked_for(tiny_spm):
     runner = create(tiny_spm, dtype="bfloat16")
     assert runner._backend.kv_pool.dtype == torch.bfloat16
-    assert {p.dtype for p in runner._model.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in runner._model.network.parameters()} == {torch.bfloat16}
 
 
 def test_a_cpu_starts_with_packed_matrices(tiny_spm):
-    model = create(tiny_spm)._model
+    model = create(tiny_spm)._model.network
     assert not [weight.shape for weight in model.layers.parameters() if weight.dim() > 1]
 
 
 def test_quantised_matrices_are_kept_so(tiny_spm):
-    matrix = create(tiny_spm, quantization="fp8")._model.layers[0].mlp.down_proj.matrix
+    matrix = create(tiny_spm, quantization="fp8")._model.network.layers[0].mlp.down_proj.matrix
     assert (matrix.weight.dtype, matrix.scale.dtype) == (torch.float8_e4m3fn, torch.float32)
 
 

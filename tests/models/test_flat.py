@@ -1,0 +1,37 @@
+"""The flat form of a network computes what the network does, to the last bit."""
+
+import pytest
+import torch
+
+from octavo.models.flat import FlatNetwork
+from tests.checkpoints import build_random_model, tiny_config
+from tests.models.oracle import load, source_of
+
+IDS = torch.tensor([1, 259, 285, 344, 0, 100])
+NETWORKS = {
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "qwen3, tied": ("qwen3", {"tie_word_embeddings": True}),
+}
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_it_computes_the_same(name, dtype, is_packed, tmp_path):
+    model_type, changes = NETWORKS[name]
+    theirs = build_random_model(tiny_config(model_type, **changes))
+    for parameter in theirs.parameters():
+        if parameter.dim() == 1:
+            parameter.data.normal_()
+    theirs.save_pretrained(tmp_path)
+    model = load(source_of(tmp_path), dtype=dtype)
+    if is_packed:
+        model.pack()
+    flat = FlatNetwork(model)
+    found = flat.compute_logits(flat(IDS, attend))
+    assert torch.equal(found, model.compute_logits(model(IDS, attend)))
+
+
+def attend(layer, qkv):
+    """Stand for any attention."""
+    return qkv[:, : layer.num_heads * layer.head_dim] - qkv[:, -1:]
