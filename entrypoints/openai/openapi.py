@@ -42,7 +42,6 @@ LIMITS: dict[str, dict[str, float]] = {
     "repetition_penalty": {"exclusiveMinimum": 0},
     "seed": {"minimum": -(2**63), "maximum": 2**63 - 1},
     "min_tokens": {"minimum": 0},
-    "timeout": {"exclusiveMinimum": 0},
 }
 """Of fields that are checked where their values are used."""
 CONTENT_PART = {

@@ -59,7 +59,7 @@ class GenerationRequest(JsonBody):
     request_id: str | None = Field(None, max_length=256)
     """Becomes part of the response's id."""
     priority: int | None = None
-    timeout: float | None = None
+    timeout: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Seconds after which the request ends with an error, waiting or running."""
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_LENGTH)
     """Shares cached blocks only with requests that have the same salt."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import msgspec
 from fastapi import Request, Response
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from octavo.entrypoints.http.request_body import describe_invalid, read_body
 from octavo.entrypoints.openai.chat import ChatEndpoint
@@ -53,7 +53,7 @@ class GenerateRequest(JsonBody):
     cache_salt: str | None = None
     priority: int | None = None
     request_id: str | None = None
-    timeout: float | None = None
+    timeout: float | None = Field(None, gt=0, allow_inf_nan=False)
 
     def to_completion(self) -> CompletionRequest:
         """Return the same request to the other endpoint.

@@ -114,4 +114,5 @@ def test_rendering_runs_nothing(server):
     assert server.metric("vllm:prompt_tokens_total") == before
     assert server.post("/v1/completions/render", {"prompt": ""}).status == 200  # BOS
     assert server.post("/v1/completions/render", {"prompt": []}).status == 400
+    assert server.post("/v1/completions/render", {"prompt": "a", "timeout": 0}).status == 400
     assert server.post("/v1/completions/render", {"model": "x", "prompt": "a"}).status == 404
