@@ -8,8 +8,9 @@ from torch import Tensor
 
 from octavo.attention.backend import AttentionInputs, AttentionLayer, KVCacheSpec
 from octavo.attention.ops.decode import decode
+from octavo.attention.ops.decode_workspace import DecodeWorkspace
 from octavo.attention.ops.paged_kv import PagedKV
-from octavo.attention.ops.plan_decode import DecodePlan, DecodeWorkspace, plan_decode
+from octavo.attention.ops.plan_decode import DecodePlan, plan_decode
 from octavo.attention.ops.plan_prefill import PrefillPlan, plan_prefill
 from octavo.attention.ops.prefill import prefill
 from octavo.attention.ops.prefill_hopper import can_prefill_on_hopper, prefill_on_hopper
@@ -65,7 +66,7 @@ class TritonAttention:
         # With as many tokens as rows each row has one: no prefill launch, which would cost 1 us.
         num_rows = inputs.context_lengths.shape[0]
         self._has_prefills = inputs.positions.shape[0] > num_rows
-        self._decode_plans: dict[tuple[int, int | None], DecodePlan] = {}
+        self._decode_plans: dict[tuple[int, int, int | None], DecodePlan] = {}
         self._prefill_plans: dict[int, PrefillPlan] = {}
 
     def __call__(self, layer: AttentionLayer, qkv: Tensor) -> Tensor:
@@ -79,9 +80,14 @@ class TritonAttention:
         return out.flatten(1)
 
     def _plan_decode(self, layer: AttentionLayer) -> DecodePlan:
-        key = layer.num_kv_heads, layer.sliding_window
+        key = layer.num_heads, layer.num_kv_heads, layer.sliding_window
         if key not in self._decode_plans:
-            self._decode_plans[key] = plan_decode(layer, self._inputs, workspace=self._workspace)
+            self._decode_plans[key] = plan_decode(
+                layer,
+                self._inputs,
+                workspace=self._workspace,
+                block_size=self._kv_pool.shape[3],
+            )
         return self._decode_plans[key]
 
     def _plan_prefill(self, layer: AttentionLayer, dtype: torch.dtype) -> PrefillPlan:

@@ -4,11 +4,13 @@ Random data; a graph of all layers, over so many block tables that nothing is re
 the median of its replays divided by its launches. Floors: K/V bytes over the card's copy bandwidth,
 operations over its matrix rate.
 
-usage: python benchmarks/attention.py [store plan decode prefill] [--pool-gb 100]
-           [--layout block|layer] [--order token|head] [--group 4] [--kv-cache-dtype fp8]
+usage: python benchmarks/attention.py [store plan decode families prefill] [--pool-gb 100]
+           [--layout block|layer] [--order token|head] [--group 4] [--layers 36]
+           [--kv-cache-dtype fp8]
 """
 
 import argparse
+import itertools
 import json
 import math
 import statistics
@@ -21,8 +23,9 @@ from torch import Tensor
 
 from octavo.attention.backend import AttentionInputs, AttentionLayer
 from octavo.attention.ops.decode import decode
+from octavo.attention.ops.decode_workspace import DecodeWorkspace
 from octavo.attention.ops.paged_kv import PagedKV
-from octavo.attention.ops.plan_decode import DecodeWorkspace, plan_decode
+from octavo.attention.ops.plan_decode import plan_decode
 from octavo.attention.ops.plan_prefill import plan_prefill
 from octavo.attention.ops.prefill import prefill
 from octavo.attention.ops.prefill_hopper import prefill_on_hopper
@@ -44,12 +47,21 @@ DECODES = {
     "64k + 63x1k": [65_536] + [1024] * 63,
     "1x32k + 63x100": [32_768] + [100] * 63,
 }
+FAMILIES = {
+    "16 x 32 on 2k": (16, 32, 2000, 150),
+    "1 x 32 on 2k": (1, 32, 2000, 150),
+    "1 x 64 on 128": (1, 64, 128, 896),
+    "4 x 8 on 8k": (4, 8, 8192, 500),
+    "32 x 4 on 1k": (32, 4, 1024, 300),
+}
+"""Families, rows of one, tokens that they have in common and tokens of each row alone."""
 PREFILLS = {
     "2k": [(2048, 2048)],
     "8k": [(8192, 8192)],
     "32k": [(32_768, 32_768)],
     "16 x 512": [(512, 512)] * 16,
     "1k on 31k": [(1024, 32_768)],
+    "128 x (128 on 2k)": [(128, 2128)] * 128,
 }
 PREFILL_KERNELS: dict[torch.dtype, tuple[PrefillKernel, ...]] = {
     torch.bfloat16: (prefill, prefill_on_hopper),
@@ -191,7 +203,10 @@ def time_decode(pool: Pool, lengths: list[int]) -> dict[str, float]:
     """Time the attention of rows with one token each, the plan left out."""
     layer, workspace = pool.model.make_layer(), create_workspace(pool.model)
     steps = pool.make_rotation([(1, length) for length in lengths])
-    plans = [plan_decode(layer, inputs, workspace=workspace) for inputs in steps]
+    plans = [
+        plan_decode(layer, inputs, workspace=workspace, block_size=pool.model.block_size)
+        for inputs in steps
+    ]
     q, out = make_heads(layer, len(lengths), pool.model.dtype)
 
     us = time_graph(
@@ -202,6 +217,35 @@ def time_decode(pool: Pool, lengths: list[int]) -> dict[str, float]:
         ]
     )
     return {"us": us, "floor_us": sum(lengths) * pool.model.token_bytes / COPY_BYTES_PER_S * 1e6}
+
+
+def time_families(
+    pool: Pool, family: tuple[int, int, int, int], *, shared: bool
+) -> dict[str, float]:
+    """Time the attention of rows with one token in families, and their plan."""
+    num_families, num_members, common, own = family
+    layer, workspace = pool.model.make_layer(), create_workspace(pool.model)
+    num_rows = num_families * num_members
+    inputs = pool.make_inputs([(1, common + own)] * num_rows)
+    num_blocks = common // pool.model.block_size
+    if shared:  # the rows of a family do not lie side by side
+        leaders = torch.arange(num_rows, device="cuda") % num_families
+        inputs.block_tables[:, :num_blocks] = inputs.block_tables[leaders, :num_blocks]
+    q, out = make_heads(layer, num_rows, pool.model.dtype)
+    make_plan = partial(
+        plan_decode, layer, inputs, workspace=workspace, block_size=pool.model.block_size
+    )
+
+    plan = make_plan()
+    us = time_graph(
+        [partial(decode, layer, q, cache=cache, plan=plan, out=out) for cache in pool.caches]
+    )
+    read = num_families * (common if shared else num_members * common) + num_rows * own
+    return {
+        "us": us,
+        "floor_us": read * pool.model.token_bytes / COPY_BYTES_PER_S * 1e6,
+        "plan_us": time_graph([make_plan] * 50),
+    }
 
 
 def time_prefill(
@@ -240,7 +284,7 @@ def time_plans(pool: Pool, num_rows: int) -> dict[str, float]:
     inputs = pool.make_inputs([(1, 100)] * (num_rows - 1) + [(100, 100)])
 
     def launch() -> None:
-        plan_decode(layer, inputs, workspace=workspace)
+        plan_decode(layer, inputs, workspace=workspace, block_size=pool.model.block_size)
         plan_prefill(layer, inputs, dtype=pool.model.dtype)
 
     return {"us": time_graph([launch] * 50)}
@@ -253,21 +297,45 @@ def make_heads(layer: AttentionLayer, num_tokens: int, dtype: torch.dtype) -> tu
     return q, torch.empty_like(q)
 
 
-def run_all(pool: Pool, kernels: list[str]) -> Iterator[tuple[str, str, dict[str, float]]]:
-    """Yield kernel, shape and times, one after the other."""
-    if "store" in kernels:
-        for num_tokens in (1, 64, 8192):
-            yield "store_kv", str(num_tokens), time_store(pool, num_tokens)
-    if "plan" in kernels:
-        for num_rows in (64, 1024):
-            yield "plans", str(num_rows), time_plans(pool, num_rows)
-    if "decode" in kernels:
-        for shape, lengths in DECODES.items():
-            yield "decode", shape, time_decode(pool, lengths)
-    if "prefill" in kernels:
-        for shape, rows in PREFILLS.items():
-            for kernel in PREFILL_KERNELS[pool.model.kv_dtype]:
-                yield kernel.__name__, shape, time_prefill(pool, rows, kernel=kernel)
+def run_store(pool: Pool) -> Iterator[tuple[str, str, dict[str, float]]]:
+    """Yield kernel, shape and times of norm, rotation and store."""
+    for num_tokens in (1, 64, 8192):
+        yield "store_kv", str(num_tokens), time_store(pool, num_tokens)
+
+
+def run_plan(pool: Pool) -> Iterator[tuple[str, str, dict[str, float]]]:
+    """Yield those of both plans of a step."""
+    for num_rows in (1, 64, 256, 1024):
+        yield "plans", str(num_rows), time_plans(pool, num_rows)
+
+
+def run_decode(pool: Pool) -> Iterator[tuple[str, str, dict[str, float]]]:
+    """Yield those of rows with one token."""
+    for shape, lengths in DECODES.items():
+        yield "decode", shape, time_decode(pool, lengths)
+
+
+def run_families(pool: Pool) -> Iterator[tuple[str, str, dict[str, float]]]:
+    """Yield those of rows with common leading blocks, as such and as if each had its own."""
+    for shape, family in FAMILIES.items():
+        yield "decode, apart", shape, time_families(pool, family, shared=False)
+        yield "decode, shared", shape, time_families(pool, family, shared=True)
+
+
+def run_prefill(pool: Pool) -> Iterator[tuple[str, str, dict[str, float]]]:
+    """Yield those of chunks, with both kernels."""
+    for shape, rows in PREFILLS.items():
+        for kernel in PREFILL_KERNELS[pool.model.kv_dtype]:
+            yield kernel.__name__, shape, time_prefill(pool, rows, kernel=kernel)
+
+
+RUNS = {
+    "store": run_store,
+    "plan": run_plan,
+    "decode": run_decode,
+    "families": run_families,
+    "prefill": run_prefill,
+}
 
 
 def main() -> None:
@@ -278,14 +346,20 @@ def main() -> None:
     parser.add_argument("--layout", choices=["block", "layer"], default="block")
     parser.add_argument("--order", choices=["token", "head"], default="token")
     parser.add_argument("--group", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=36, help="16 for families of 512 rows")
     parser.add_argument("--kv-cache-dtype", choices=list(KV_DTYPES), default="auto")
     arguments = parser.parse_args()
-    model = Model(group=arguments.group, kv_dtype=KV_DTYPES[arguments.kv_cache_dtype])
+    model = Model(
+        group=arguments.group,
+        num_layers=arguments.layers,
+        kv_dtype=KV_DTYPES[arguments.kv_cache_dtype],
+    )
     dims = POOL_DIMS[arguments.layout, arguments.order]
     pool = Pool(model, arguments.pool_gb * 1e9, dims=dims)
     settings = {"device": torch.cuda.get_device_name(), "pool": dims, "group": model.group}
     settings["kv_cache_dtype"] = arguments.kv_cache_dtype
-    for kernel, shape, times in run_all(pool, arguments.kernels):
+    runs = (RUNS[kernel](pool) for kernel in arguments.kernels)
+    for kernel, shape, times in itertools.chain.from_iterable(runs):
         if "floor_us" in times:
             times["percent_of_floor"] = 100 * times["floor_us"] / times["us"]
         times = {name: round(value, 2) for name, value in times.items()}

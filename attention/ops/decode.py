@@ -12,6 +12,11 @@ The grid is fixed: a program walks its share, keeping a running softmax for the 
 shares every program writes a partial result (at most two a program: its first and its last piece);
 the last to arrive merges them. Where the shares begin is computed on the device, once a step, by
 ``plan_decode``.
+
+Tiles that rows have in common lie on a line of their own and are read for all their queries
+together. A program walks its share of that line first; what it finds meets the rows' own tiles in
+``Halves``, and whichever is second writes the output. So nobody waits, and as prefixes are done
+when rows end, it is seldom a prefix that has to write many outputs.
 """
 
 import torch
@@ -20,9 +25,12 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.attention.backend import AttentionLayer
+from octavo.attention.ops.decode_workspace import MAX_GROUP
 from octavo.attention.ops.dependent_launch import can_start_early, wait_for_inputs
 from octavo.attention.ops.paged_kv import PagedKV, match_cache
-from octavo.attention.ops.plan_decode import MAX_GROUP, SHARE_FIELDS, DecodePlan, first_visible
+from octavo.attention.ops.pieces import attend, find_elements, meet, merge
+from octavo.attention.ops.plan_decode import SHARE_FIELDS, DecodePlan
+from octavo.attention.ops.rows import first_visible
 
 LOG2_E = 1.4426950408889634
 NUM_WARPS = 2
@@ -44,9 +52,7 @@ def decode(
     assert out.is_contiguous(), f"out has strides {out.stride()}"
     group = layer.num_heads // layer.num_kv_heads
     assert group <= MAX_GROUP, f"{group} query heads share a KV head, at most {MAX_GROUP} can"
-    group_pad = triton.next_power_of_2(group)
-    head_pad = triton.next_power_of_2(layer.head_dim)
-    inputs, workspace = plan.inputs, plan.workspace
+    inputs, workspace, halves = plan.inputs, plan.workspace, plan.halves
     starts_early = can_start_early(q)
     _decode_kernel[(workspace.num_programs,)](
         out,
@@ -54,23 +60,32 @@ def decode(
         cache.k,
         cache.v,
         inputs.block_tables,
-        plan.rows,
+        plan.lines,
         plan.shares,
-        workspace.partial_out,
-        workspace.partial_lse,
-        workspace.arrivals,
+        plan.readers,
+        workspace.rows.out,
+        workspace.rows.lse,
+        workspace.rows.arrivals,
+        workspace.prefixes.out,
+        workspace.prefixes.lse,
+        workspace.prefixes.arrivals,
+        halves.out,
+        halves.lse,
+        halves.arrivals,
         layer.scale * LOG2_E,
+        plan.lines.shape[1],
         inputs.block_tables.stride(0),
         *cache.strides,
         NUM_KV_HEADS=layer.num_kv_heads,
         GROUP=group,
-        GROUP_PAD=group_pad,
         MAX_GROUP=MAX_GROUP,
+        PREFIX_QUERIES=workspace.prefix_queries,
+        HAS_PREFIXES=plan.has_prefixes,
         HEAD_DIM=layer.head_dim,
-        HEAD_PAD=head_pad,
+        HEAD_PAD=triton.next_power_of_2(layer.head_dim),
         BLOCK_SIZE=cache.block_size,
         TILE=workspace.tile_tokens,
-        MERGED_PIECES=max(MERGED_ELEMENTS // (group_pad * head_pad), 1),
+        MERGED_ELEMENTS=MERGED_ELEMENTS,
         WINDOW=layer.sliding_window or 0,
         INPUT_PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         PDL=starts_early,
@@ -80,215 +95,230 @@ def decode(
     )
 
 
-@triton.jit(do_not_specialize=["stride_table"])
+@triton.jit(do_not_specialize=["num_rows", "stride_table"])
 def _decode_kernel(
     out_ptr,  # (num_tokens, NUM_KV_HEADS * GROUP, HEAD_DIM)
     q_ptr,  # like out
     k_ptr,
     v_ptr,
     block_tables_ptr,
-    rows_ptr,
+    lines_ptr,
     shares_ptr,
-    partial_out_ptr,
-    partial_lse_ptr,
-    arrivals_ptr,
+    readers_ptr,
+    row_out_ptr,
+    row_lse_ptr,
+    row_arrivals_ptr,
+    prefix_out_ptr,
+    prefix_lse_ptr,
+    prefix_arrivals_ptr,
+    half_out_ptr,
+    half_lse_ptr,
+    half_arrivals_ptr,
     scale,  # times log2(e): the softmax is computed in base 2
+    num_rows,
     stride_table,
     stride_block,
     stride_token,
     stride_head,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    GROUP_PAD: tl.constexpr,
     MAX_GROUP: tl.constexpr,
+    PREFIX_QUERIES: tl.constexpr,
+    HAS_PREFIXES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
-    MERGED_PIECES: tl.constexpr,
+    MERGED_ELEMENTS: tl.constexpr,
     WINDOW: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Walk one share.
+    """Walk one share of each line."""
+    wait_for_inputs(PDL)
+    row_share = _load_share(shares_ptr + tl.program_id(0) * SHARE_FIELDS)
+    heads: tl.constexpr = (NUM_KV_HEADS, GROUP, HEAD_DIM, HEAD_PAD)
+    tiling: tl.constexpr = (BLOCK_SIZE, TILE, INPUT_PRECISION, MERGED_ELEMENTS)
+    io = (out_ptr, q_ptr, scale, readers_ptr)
+    cache = (k_ptr, v_ptr, block_tables_ptr, stride_table, stride_block, stride_token, stride_head)
+    halves = (half_out_ptr, half_lse_ptr, half_arrivals_ptr)
+    if HAS_PREFIXES:
+        place = tl.num_programs(0) + tl.program_id(0)
+        share = _load_share(shares_ptr + place * SHARE_FIELDS)
+        line_ptr = lines_ptr + num_rows * SHARE_FIELDS
+        pieces = (prefix_out_ptr, prefix_lse_ptr, prefix_arrivals_ptr)
+        of_prefixes: tl.constexpr = (PREFIX_QUERIES, 0, True, True)
+        _walk(line_ptr, share, io, cache, pieces, halves, heads, tiling, of_prefixes)
+    pieces = (row_out_ptr, row_lse_ptr, row_arrivals_ptr)
+    of_rows: tl.constexpr = (MAX_GROUP, WINDOW, HAS_PREFIXES, False)
+    _walk(lines_ptr, row_share, io, cache, pieces, halves, heads, tiling, of_rows)
+
+
+@triton.jit
+def _load_record(record_ptr):
+    """Load first unit, tiles a head and the three fields of a row or prefix."""
+    first = tl.load(record_ptr + 2).to(tl.int64)
+    second = tl.load(record_ptr + 3).to(tl.int64)
+    return tl.load(record_ptr), tl.load(record_ptr + 1), first, second, tl.load(record_ptr + 4)
+
+
+@triton.jit
+def _load_share(share_ptr):
+    """Load the record in which a share begins, its number, units a share and this one's end."""
+    record = _load_record(share_ptr)
+    return record, tl.load(share_ptr + 5), tl.load(share_ptr + 6), tl.load(share_ptr + 7)
+
+
+@triton.jit
+def _walk(
+    line_ptr,
+    whole_share,
+    io,
+    cache,
+    pieces,
+    halves,
+    heads: tl.constexpr,
+    tiling: tl.constexpr,
+    kind: tl.constexpr,
+):
+    """Walk one share of a line.
 
     A unit is one tile, [start, stop) a segment and [unit, piece_stop) this program's piece of it.
     """
-    wait_for_inputs(PDL)
+    record, planned, share, share_stop = whole_share
+    record_start, tiles, row, second, third = record
+    out_ptr, q_ptr, scale, readers_ptr = io
+    k_ptr, v_ptr, tables_ptr, stride_table, stride_block, stride_token, stride_head = cache
+    pieces_out_ptr, pieces_lse_ptr, arrivals_ptr = pieces
+    NUM_KV_HEADS: tl.constexpr = heads[0]
+    GROUP: tl.constexpr = heads[1]
+    HEAD_DIM: tl.constexpr = heads[2]
+    HEAD_PAD: tl.constexpr = heads[3]
+    TILE: tl.constexpr = tiling[1]
+    QUERIES: tl.constexpr = kind[0]
+    WINDOW: tl.constexpr = kind[1]
+    HAS_PREFIXES: tl.constexpr = kind[2]
+    IS_PREFIX: tl.constexpr = kind[3]
+    MERGED_QUERIES: tl.constexpr = QUERIES if IS_PREFIX else triton.next_power_of_2(GROUP)
+    MERGED_PIECES: tl.constexpr = max(tiling[3] // (MERGED_QUERIES * HEAD_PAD), 1)
+
     program = tl.program_id(0)
-    plan_ptr = shares_ptr + program * SHARE_FIELDS
-    row_start, tiles, row, token, context = _load_row(plan_ptr)
-    planned = tl.load(plan_ptr + 5)
-    share = tl.load(plan_ptr + 6)
-    share_stop = tl.load(plan_ptr + 7)
     unit = program * share
-    g = tl.arange(0, MAX_GROUP)
-    d = tl.arange(0, HEAD_PAD)
-    in_head = (g < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
     slot = 0
     while unit < share_stop:
-        head = (unit - row_start) // tiles
-        start = row_start + head * tiles
+        segment = (unit - record_start) // tiles
+        start = record_start + segment * tiles
         stop = start + tiles
         piece_stop = tl.minimum(stop, share_stop)
+        num_parts = tl.cdiv(third, QUERIES // GROUP) if IS_PREFIX else 1
+        head = segment // num_parts
+        part = segment % num_parts
+        context = tiles * TILE if IS_PREFIX else third
+        first_tile = tl.cdiv(context, TILE) - tiles  # those before are unseen, or its prefix
+        unseen = first_visible(context, WINDOW) // TILE
+        is_half = IS_PREFIX or (HAS_PREFIXES and first_tile > unseen)
+        where = (row, second, third, head, part, readers_ptr)
+        query, _, exists = _find_queries(where, heads, QUERIES, IS_PREFIX)
 
-        heads = (token * NUM_KV_HEADS + head) * (GROUP * HEAD_DIM)
-        heads = heads + g[:, None] * HEAD_DIM + d[None, :]
-        first_tile = first_visible(context, WINDOW) // TILE - start
-        acc, sum_p, max_s = _attend(
-            match_cache(tl.load(q_ptr + heads, mask=in_head, other=0.0), k_ptr),
+        offset, in_head = find_elements(query, exists, heads)
+        acc, sum_p, max_s = attend(
+            match_cache(tl.load(q_ptr + offset, mask=in_head, other=0.0), k_ptr),
             k_ptr + head * stride_head,
             v_ptr + head * stride_head,
-            block_tables_ptr + row * stride_table,
-            (first_tile + unit) * TILE,
-            (first_tile + piece_stop) * TILE,
+            tables_ptr + row * stride_table,
+            (first_tile + unit - start) * TILE,
+            (first_tile + piece_stop - start) * TILE,
             context,
             scale,
             stride_block,
             stride_token,
             HEAD_DIM,
-            BLOCK_SIZE,
+            tiling[0],
             TILE,
             WINDOW,
-            INPUT_PRECISION,
+            tiling[2],
         )
         result = acc / sum_p[:, None]
+        lse = max_s + tl.log2(sum_p)
         if (unit == start) & (piece_stop == stop):
-            tl.store(out_ptr + heads, result, mask=in_head)
+            _write(result, lse, where, is_half, out_ptr, halves, heads, QUERIES, IS_PREFIX)
         else:
-            partial = (program * 2 + slot) * MAX_GROUP + g
-            partial_out = partial[:, None] * HEAD_DIM + d[None, :]
-            tl.store(partial_out_ptr + partial_out, result, mask=in_head)
-            tl.store(partial_lse_ptr + partial, max_s + tl.log2(sum_p), mask=g < GROUP)
+            place = (program * 2 + slot) * QUERIES + tl.arange(0, QUERIES)
+            offset, in_head = find_elements(place, exists, heads)
+            tl.store(pieces_out_ptr + offset, result, mask=in_head)
+            tl.store(pieces_lse_ptr + place, lse, mask=exists)
             first = start // share
             last = (stop - 1) // share
             tl.debug_barrier()  # all threads have written before one of them tells so
             if tl.atomic_add(arrivals_ptr + first, 1) == last - first:
                 tl.store(arrivals_ptr + first, 0)
-                _merge(
-                    out_ptr + (token * NUM_KV_HEADS + head) * (GROUP * HEAD_DIM),
-                    partial_out_ptr,
-                    partial_lse_ptr,
+                merged, merged_lse = merge(
+                    pieces_out_ptr,
+                    pieces_lse_ptr,
                     first,
                     last,
                     (first * share != start).to(tl.int32),
-                    GROUP,
-                    GROUP_PAD,
-                    MAX_GROUP,
+                    tl.sum(exists.to(tl.int32), axis=0) if IS_PREFIX else GROUP,
+                    MERGED_QUERIES,
+                    QUERIES,
                     HEAD_DIM,
                     HEAD_PAD,
                     MERGED_PIECES,
                 )
+                _write(
+                    merged,
+                    merged_lse,
+                    where,
+                    is_half,
+                    out_ptr,
+                    halves,
+                    heads,
+                    MERGED_QUERIES,
+                    IS_PREFIX,
+                )
         unit = piece_stop
         slot = 1
-        if (unit == row_start + tiles * NUM_KV_HEADS) & (unit < share_stop):
+        if (unit == record_start + tiles * NUM_KV_HEADS * num_parts) & (unit < share_stop):
             planned += 1
-            row_start, tiles, row, token, context = _load_row(rows_ptr + planned * SHARE_FIELDS)
+            record = _load_record(line_ptr + planned * SHARE_FIELDS)
+            record_start, tiles, row, second, third = record
 
 
 @triton.jit
-def _load_row(plan_ptr):
-    """Load first unit, tiles a head, row, token and context length."""
-    row = tl.load(plan_ptr + 2).to(tl.int64)
-    token = tl.load(plan_ptr + 3).to(tl.int64)
-    return tl.load(plan_ptr), tl.load(plan_ptr + 1), row, token, tl.load(plan_ptr + 4)
+def _find_queries(where, heads: tl.constexpr, QUERIES: tl.constexpr, IS_PREFIX: tl.constexpr):
+    """Return the numbers of a segment's queries in q, in the halves, and which of them exist."""
+    row, second, third, head, part, readers_ptr = where
+    GROUP: tl.constexpr = heads[1]
+    m = tl.arange(0, QUERIES)
+    g = m % GROUP
+    token = second
+    exists = m < GROUP
+    if IS_PREFIX:
+        reader = part * (QUERIES // GROUP) + m // GROUP
+        exists = (reader < third) & (m < QUERIES // GROUP * GROUP)
+        reader_ptr = readers_ptr + (second + reader) * 2
+        row = tl.load(reader_ptr, mask=exists, other=0).to(tl.int64)
+        token = tl.load(reader_ptr + 1, mask=exists, other=0).to(tl.int64)
+    query = (token * heads[0] + head) * GROUP + g
+    half = (row * heads[0] + head) * GROUP + g
+    return query, half, exists
 
 
 @triton.jit
-def _attend(
-    q,  # (MAX_GROUP, HEAD_PAD)
-    k_ptr,
-    v_ptr,
-    table_ptr,
-    start,
-    stop,
-    context,
-    scale,
-    stride_block,
-    stride_token,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    INPUT_PRECISION: tl.constexpr,
-):
-    """Return sum(p v), sum(p) and max(s) of q over the tokens [start, stop) of one segment."""
-    d = tl.arange(0, q.shape[1])
-    acc = tl.zeros([q.shape[0], q.shape[1]], tl.float32)
-    sum_p = tl.zeros([q.shape[0]], tl.float32)
-    max_s = tl.full([q.shape[0]], float("-inf"), tl.float32)
-    # Block ids are read one tile ahead: K and V are prefetched two deep only if their addresses do
-    # not wait for a load of the same iteration.
-    n = start + tl.arange(0, TILE)
-    visible = (n < context) & (n >= first_visible(context, WINDOW))
-    block = tl.load(table_ptr + n // BLOCK_SIZE, mask=visible, other=0)
-    for first in tl.range(start, stop, TILE):
-        n = first + tl.arange(0, TILE)
-        visible = (n < context) & (n >= first_visible(context, WINDOW))
-        in_tile = visible[:, None] & (d < HEAD_DIM)[None, :]
-        offset = block.to(tl.int64) * stride_block + n % BLOCK_SIZE * stride_token
-        block = tl.load(table_ptr + (n + TILE) // BLOCK_SIZE, mask=n + TILE < context, other=0)
-        offset = offset[:, None] + d[None, :]
-        k = tl.load(k_ptr + offset, mask=in_tile, other=0.0)
-        v = tl.load(v_ptr + offset, mask=in_tile, other=0.0).to(q.dtype)
-        s = tl.dot(q, k.to(q.dtype).T, input_precision=INPUT_PRECISION) * scale
-        s = tl.where(visible[None, :], s, float("-inf"))
-        # Every tile of a segment has a visible token: the maximum is finite from the first one on.
-        new_max = tl.maximum(max_s, tl.max(s, axis=1))
-        decay = tl.exp2(max_s - new_max)
-        p = tl.exp2(s - new_max[:, None])
-        acc = acc * decay[:, None]
-        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=INPUT_PRECISION)
-        sum_p = sum_p * decay + tl.sum(p, axis=1)
-        max_s = new_max
-    return acc, sum_p, max_s
-
-
-@triton.jit
-def _merge(
+def _write(
+    result,
+    lse,
+    where,
+    is_half,
     out_ptr,
-    partial_out_ptr,
-    partial_lse_ptr,
-    first,
-    last,
-    first_slot,
-    GROUP: tl.constexpr,
-    GROUP_PAD: tl.constexpr,
-    MAX_GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEAD_PAD: tl.constexpr,
-    PIECES: tl.constexpr,
+    halves,
+    heads: tl.constexpr,
+    QUERIES: tl.constexpr,
+    IS_PREFIX: tl.constexpr,
 ):
-    """Merge the pieces of one segment.
-
-    Program ``first`` has its piece in ``first_slot``, the others up to ``last`` in slot 0.
-    """
-    g = tl.arange(0, GROUP_PAD)
-    d = tl.arange(0, HEAD_PAD)
-    acc = tl.zeros([GROUP_PAD, HEAD_PAD], tl.float32)
-    sum_w = tl.zeros([GROUP_PAD], tl.float32)
-    max_lse = tl.full([GROUP_PAD], -1.0e30, tl.float32)
-    for begin in tl.range(first, last + 1, PIECES, num_stages=3):
-        program = begin + tl.arange(0, PIECES)
-        piece = program * 2 + tl.where(program == first, first_slot, 0)
-        piece = piece[:, None] * MAX_GROUP + g[None, :]
-        exists = (program <= last)[:, None] & (g < GROUP)[None, :]
-        # Not through L1: other multiprocessors wrote these.
-        lse = tl.load(partial_lse_ptr + piece, mask=exists, other=-1.0e30, cache_modifier=".cg")
-        result = tl.load(
-            partial_out_ptr + piece[:, :, None] * HEAD_DIM + d[None, None, :],
-            mask=exists[:, :, None] & (d < HEAD_DIM)[None, None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        new_max = tl.maximum(max_lse, tl.max(lse, axis=0))
-        decay = tl.exp2(max_lse - new_max)
-        w = tl.exp2(lse - new_max[None, :])
-        acc = acc * decay[:, None] + tl.sum(w[:, :, None] * result, axis=0)
-        sum_w = sum_w * decay + tl.sum(w, axis=0)
-        max_lse = new_max
-    tl.store(
-        out_ptr + g[:, None] * HEAD_DIM + d[None, :],
-        acc / sum_w[:, None],
-        mask=(g < GROUP)[:, None] & (d < HEAD_DIM)[None, :],
-    )
+    """Write the outputs of a segment; of halves, those whose other half is there."""
+    query, half, exists = _find_queries(where, heads, QUERIES, IS_PREFIX)
+    if is_half:
+        result, exists = meet(result, lse, half, exists, halves, heads, IS_PREFIX)
+    offset, in_head = find_elements(query, exists, heads)
+    tl.store(out_ptr + offset, result, mask=in_head)

@@ -1,7 +1,10 @@
 """Who works on what of the rows with one token: planned on the device, once a step for all layers.
 
-The plan is made from the lengths. It is an array of records that a program of the attention kernel
-reads with independent loads when it starts.
+Two lines are laid out, each to be cut into one share a program: *prefixes*, the leading tiles that
+the rows of a family have in common, and *rows*, the tiles that a row reads alone. A prefix is read
+once for up to PREFIX_ROWS rows, and for more of them again right behind, while it is in L2. Lines
+and shares are arrays of records that a program of the attention kernel reads with independent loads
+when it starts.
 """
 
 from dataclasses import dataclass
@@ -12,87 +15,87 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.attention.backend import AttentionInputs, AttentionLayer
+from octavo.attention.ops.decode_workspace import DecodeWorkspace
+from octavo.attention.ops.families import find_families
+from octavo.attention.ops.rows import LOOKED_UP, first_visible, load_decodes, pad_rows
 
-MAX_GROUP = 16
-"""Query heads of one KV head are padded to the least number of rows that tl.dot takes."""
-DECODE_TILE_BYTES = 8192
-"""Bytes of K in a tile: 32 tokens x 128 elements of 16 bit."""
 MERGED_PER_TILE = 5
 """Pieces that a merge adds in the time of one tile. A segment of n tiles in shares of s takes about
 s + n / s / MERGED_PER_TILE tiles' time: least for s = sqrt(n / MERGED_PER_TILE)."""
-LOOKED_UP = 16
-"""Records that one program of a plan kernel makes: rows x 16 comparisons stay in registers."""
+MERGED_PREFIXES_PER_TILE = 1
+"""The same for prefixes, a piece of which has the bytes of a tile."""
+LEAST_SAVED = 8
+"""Tiles a program that families must save: a second walk and a merge more cost about as much."""
 SHARE_FIELDS = tl.constexpr(8)
-"""int32 words of a planned row: first unit, tiles a head, row, token, context length. A share has
-those of the row in which it begins, the number of that row among the planned, units a share and the
-unit at which this one ends. Eight words are one 32-byte sector of memory."""
+"""int32 words of a line's record: first unit, tiles a segment and, of a row, row, token, context
+length; of a prefix, leader, place of its first reader and number of readers. A share has those of
+the record in which it begins, that record's number in its line, units a share and the unit at which
+this one ends. Eight words are one 32-byte sector of memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeWorkspace:
-    """What the programs of one decode launch share.
+class Halves:
+    """Where a query's results over its family's prefix and over its own tiles meet.
 
-    Allocated once, used by all layers and steps of one stream. ``arrivals`` is zero between
-    launches: whoever merges a segment resets its counter.
+    The first to arrive leaves its result, the second one adds them and writes the output.
     """
 
-    tile_tokens: int
-    partial_out: Tensor  # (num_programs, 2, MAX_GROUP, head_dim) float32
-    partial_lse: Tensor  # (num_programs, 2, MAX_GROUP) float32, base 2
-    arrivals: Tensor  # (num_programs,) int32; counts at the program in which the segment begins
-
-    @classmethod
-    def create(
-        cls, head_dim: int, dtype: torch.dtype, *, num_programs: int, device: torch.device | str
-    ) -> "DecodeWorkspace":
-        """Allocate for heads of ``head_dim`` elements in the pool's ``dtype`` and a fixed grid."""
-        head_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
-        return cls(
-            max(DECODE_TILE_BYTES // head_bytes, 16),
-            torch.empty((num_programs, 2, MAX_GROUP, head_dim), device=device),
-            torch.empty((num_programs, 2, MAX_GROUP), device=device),
-            torch.zeros(num_programs, dtype=torch.int32, device=device),
-        )
-
-    @property
-    def num_programs(self) -> int:
-        """Size of the grid."""
-        return self.arrivals.shape[0]
+    out: Tensor  # (num_rows, num_heads, 2, head_dim) float32: of own tiles, of the prefix
+    lse: Tensor  # (num_rows, num_heads, 2) float32, base 2
+    arrivals: Tensor  # (num_rows, num_heads) int32, zero between launches
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """Shares of one step; valid for all layers with the planned number of KV heads and window."""
+    """Shares of one step; valid for all layers with the planned number of heads and window."""
 
     inputs: AttentionInputs
     workspace: DecodeWorkspace
-    rows: Tensor  # (num_rows, SHARE_FIELDS) int32, the rows that decode, in order
-    shares: Tensor  # (num_programs, SHARE_FIELDS) int32
+    lines: Tensor  # (2, num_rows, SHARE_FIELDS) int32, in the order of their rows
+    shares: Tensor  # (2, num_programs, SHARE_FIELDS) int32
+    readers: Tensor  # (num_rows, 2) int32: row and token of the readers of all prefixes
+    halves: Halves
+
+    @property
+    def has_prefixes(self) -> bool:
+        """Whether there may be any: not where a single token is all that is computed."""
+        return self.inputs.positions.shape[0] > 1
 
 
 def plan_decode(
-    layer: AttentionLayer, inputs: AttentionInputs, *, workspace: DecodeWorkspace
+    layer: AttentionLayer,
+    inputs: AttentionInputs,
+    *,
+    workspace: DecodeWorkspace,
+    block_size: int,
 ) -> DecodePlan:
     """Cut the K/V of all rows that have one token and a context into equal shares."""
     num_rows = inputs.context_lengths.shape[0]
-    device = inputs.context_lengths.device
     num_programs = workspace.num_programs
-    plan = DecodePlan(
-        inputs,
-        workspace,
-        torch.empty((num_rows, SHARE_FIELDS.value), dtype=torch.int32, device=device),
-        torch.empty((num_programs, SHARE_FIELDS.value), dtype=torch.int32, device=device),
-    )
+    plan = _allocate(layer, inputs, workspace)
+    members = plan.readers  # not read
+    if plan.has_prefixes:
+        members = find_families(
+            layer, inputs, block_size=block_size, tile_tokens=workspace.tile_tokens
+        )
     _plan_decode_kernel[(triton.cdiv(num_programs, LOOKED_UP),)](
-        plan.rows,
+        plan.lines,
         plan.shares,
+        plan.readers,
+        plan.halves.arrivals,
         inputs.query_start,
         inputs.context_lengths,
+        members,
         num_rows,
         num_programs,
         NUM_KV_HEADS=layer.num_kv_heads,
+        NUM_HEADS=layer.num_heads,
         TILE=workspace.tile_tokens,
+        PREFIX_ROWS=workspace.prefix_queries // (layer.num_heads // layer.num_kv_heads),
+        HAS_PREFIXES=plan.has_prefixes,
         MERGED_PER_TILE=MERGED_PER_TILE,
+        MERGED_PREFIXES_PER_TILE=MERGED_PREFIXES_PER_TILE,
+        LEAST_SAVED=LEAST_SAVED,
         WINDOW=layer.sliding_window or 0,
         ROWS_PAD=pad_rows(num_rows),
         PROGRAMS=LOOKED_UP,
@@ -101,64 +104,148 @@ def plan_decode(
     return plan
 
 
-def pad_rows(num_rows: int) -> int:
-    """Round the number of rows so that few variants of a plan kernel are compiled."""
-    return 128 if num_rows <= 128 else max(1024, triton.next_power_of_2(num_rows))
+def _allocate(
+    layer: AttentionLayer, inputs: AttentionInputs, workspace: DecodeWorkspace
+) -> DecodePlan:
+    num_rows, device = inputs.context_lengths.shape[0], inputs.context_lengths.device
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return DecodePlan(
+        inputs,
+        workspace,
+        lines=empty(2, num_rows, SHARE_FIELDS.value),
+        shares=empty(2, workspace.num_programs, SHARE_FIELDS.value),
+        readers=empty(num_rows, 2),
+        halves=Halves(
+            empty(num_rows, layer.num_heads, 2, layer.head_dim, dtype=torch.float32),
+            empty(num_rows, layer.num_heads, 2, dtype=torch.float32),
+            empty(num_rows, layer.num_heads),
+        ),
+    )
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_programs"])
 def _plan_decode_kernel(
-    rows_ptr,
+    lines_ptr,
     shares_ptr,
+    readers_ptr,
+    met_ptr,
     query_start_ptr,
     context_lengths_ptr,
+    members_ptr,
     num_rows,
     num_programs,
     NUM_KV_HEADS: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
     TILE: tl.constexpr,
+    PREFIX_ROWS: tl.constexpr,
+    HAS_PREFIXES: tl.constexpr,
     MERGED_PER_TILE: tl.constexpr,
+    MERGED_PREFIXES_PER_TILE: tl.constexpr,
+    LEAST_SAVED: tl.constexpr,
     WINDOW: tl.constexpr,
     ROWS_PAD: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
     """Plan all rows in each program; the first one writes them, each looks up its shares."""
     row = tl.arange(0, ROWS_PAD)
-    exists = row < num_rows
-    token = tl.load(query_start_ptr + row, mask=exists, other=0)
-    next_token = tl.load(query_start_ptr + row + 1, mask=exists, other=0)
-    context = tl.load(context_lengths_ptr + row, mask=exists, other=0)
-    decodes = (next_token - token == 1) & (context > 0)
+    token, context = load_decodes(row, query_start_ptr, context_lengths_ptr, num_rows)
     tiles = tl.cdiv(context, TILE) - first_visible(context, WINDOW) // TILE
-    units = tl.where(decodes, tiles * NUM_KV_HEADS, 0)
+    if HAS_PREFIXES:
+        exists = row < num_rows
+        leader = tl.load(members_ptr + row, mask=exists, other=0)
+        members = tl.load(members_ptr + num_rows + row, mask=exists, other=0)
+        rank = tl.load(members_ptr + 2 * num_rows + row, mask=exists, other=0)
+        place = tl.load(members_ptr + 3 * num_rows + row, mask=exists, other=0)
+        prefix_tiles = tl.load(members_ptr + 4 * num_rows + row, mask=exists, other=0)
+        saved = tl.sum(tl.where(rank % PREFIX_ROWS == 0, 0, prefix_tiles), axis=0)
+        pays = saved * NUM_KV_HEADS >= LEAST_SAVED * num_programs
+        prefix_line_ptr = lines_ptr + num_rows * SHARE_FIELDS
+        prefix_shares_ptr = shares_ptr + num_programs * SHARE_FIELDS
+        if pays:
+            tiles -= prefix_tiles
+            _cut(
+                prefix_line_ptr,
+                prefix_shares_ptr,
+                tl.where(rank == 0, prefix_tiles, 0),
+                NUM_KV_HEADS * tl.cdiv(members, PREFIX_ROWS),
+                leader,
+                place,
+                members,
+                num_programs,
+                MERGED_PREFIXES_PER_TILE,
+                PROGRAMS,
+            )
+            if tl.program_id(0) == 0:
+                tl.store(readers_ptr + place * 2, row, mask=prefix_tiles > 0)
+                tl.store(readers_ptr + place * 2 + 1, token, mask=prefix_tiles > 0)
+            _clear(met_ptr, num_rows * NUM_HEADS)
+        else:
+            program = tl.program_id(0) * PROGRAMS + tl.arange(0, PROGRAMS)
+            end_ptr = prefix_shares_ptr + program * SHARE_FIELDS + 6
+            tl.store(end_ptr, program * 0, mask=program < num_programs)
+            tl.store(end_ptr + 1, program * 0, mask=program < num_programs)
+    _cut(
+        lines_ptr,
+        shares_ptr,
+        tiles,
+        NUM_KV_HEADS,
+        row,
+        token,
+        context,
+        num_programs,
+        MERGED_PER_TILE,
+        PROGRAMS,
+    )
+
+
+@triton.jit
+def _cut(
+    line_ptr,
+    shares_ptr,
+    tiles,
+    num_segments,
+    first_field,
+    second_field,
+    third_field,
+    num_programs,
+    MERGED_PER_TILE: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+):
+    """Lay all records that have tiles out on a line and look up the shares of ``PROGRAMS``."""
+    exists = tiles > 0
+    units = tiles * num_segments
     stop = tl.cumsum(units, axis=0)
     start = stop - units
     total = tl.sum(units, axis=0)
-    longest = tl.max(tl.where(decodes, tiles, 0), axis=0).to(tl.float32)
+    longest = tl.max(tiles, axis=0).to(tl.float32)
     least_share = tl.maximum(tl.sqrt(longest / MERGED_PER_TILE).to(tl.int32), 1)
     share = tl.maximum(tl.cdiv(total, num_programs), least_share)
 
     if tl.program_id(0) == 0:
-        planned = rows_ptr + (tl.cumsum(decodes.to(tl.int32), axis=0) - 1) * SHARE_FIELDS
-        tl.store(planned, start, mask=decodes)
-        tl.store(planned + 1, tiles, mask=decodes)
-        tl.store(planned + 2, row, mask=decodes)
-        tl.store(planned + 3, token, mask=decodes)
-        tl.store(planned + 4, context, mask=decodes)
+        planned = line_ptr + (tl.cumsum(exists.to(tl.int32), axis=0) - 1) * SHARE_FIELDS
+        tl.store(planned, start, mask=exists)
+        tl.store(planned + 1, tiles, mask=exists)
+        tl.store(planned + 2, first_field, mask=exists)
+        tl.store(planned + 3, second_field, mask=exists)
+        tl.store(planned + 4, third_field, mask=exists)
 
     program = tl.program_id(0) * PROGRAMS + tl.arange(0, PROGRAMS)
     unit = (program * share)[None, :]
     begins = (start[:, None] <= unit) & (unit < stop[:, None])
-    ended = decodes[:, None] & (stop[:, None] <= unit)
-    exists = program < num_programs
+    ended = exists[:, None] & (stop[:, None] <= unit)
+    is_program = program < num_programs
     planned = shares_ptr + program * SHARE_FIELDS
-    tl.store(planned, _pick(start, begins), mask=exists)
-    tl.store(planned + 1, _pick(tiles, begins), mask=exists)
-    tl.store(planned + 2, _pick(row, begins), mask=exists)
-    tl.store(planned + 3, _pick(token, begins), mask=exists)
-    tl.store(planned + 4, _pick(context, begins), mask=exists)
-    tl.store(planned + 5, tl.sum(ended.to(tl.int32), axis=0), mask=exists)
-    tl.store(planned + 6, share + program * 0, mask=exists)
-    tl.store(planned + 7, tl.minimum((program + 1) * share, total), mask=exists)
+    tl.store(planned, _pick(start, begins), mask=is_program)
+    tl.store(planned + 1, _pick(tiles, begins), mask=is_program)
+    tl.store(planned + 2, _pick(first_field, begins), mask=is_program)
+    tl.store(planned + 3, _pick(second_field, begins), mask=is_program)
+    tl.store(planned + 4, _pick(third_field, begins), mask=is_program)
+    tl.store(planned + 5, tl.sum(ended.to(tl.int32), axis=0), mask=is_program)
+    tl.store(planned + 6, share + program * 0, mask=is_program)
+    tl.store(planned + 7, tl.minimum((program + 1) * share, total), mask=is_program)
 
 
 @triton.jit
@@ -168,6 +255,8 @@ def _pick(values, chosen):
 
 
 @triton.jit
-def first_visible(context, WINDOW: tl.constexpr):
-    """First of ``context`` tokens that the last one sees."""
-    return context * 0 if WINDOW == 0 else tl.maximum(context - WINDOW, 0)
+def _clear(counters_ptr, num_counters):
+    """Set counters to zero, all programs together."""
+    for first in range(tl.program_id(0) * 1024, num_counters, tl.num_programs(0) * 1024):
+        counter = first + tl.arange(0, 1024)
+        tl.store(counters_ptr + counter, counter * 0, mask=counter < num_counters)

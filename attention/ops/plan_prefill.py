@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.attention.backend import AttentionInputs, AttentionLayer
-from octavo.attention.ops.plan_decode import LOOKED_UP, pad_rows
+from octavo.attention.ops.rows import LOOKED_UP, pad_rows
 
 BLOCK_M = 128
 """Rows of a query tile: two warpgroups of 64, the least that wgmma takes."""

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.attention.backend import AttentionInputs
-from octavo.attention.ops.plan_decode import pad_rows
+from octavo.attention.ops.rows import pad_rows
 
 TILE = 1024
 MAX_SPLITS = 8

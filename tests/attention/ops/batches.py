@@ -7,8 +7,9 @@ from torch import Tensor
 
 from octavo.attention.backend import AttentionInputs, AttentionLayer, KVCacheSpec
 from octavo.attention.ops.decode import decode
+from octavo.attention.ops.decode_workspace import DecodeWorkspace
 from octavo.attention.ops.paged_kv import PagedKV
-from octavo.attention.ops.plan_decode import DecodeWorkspace, plan_decode
+from octavo.attention.ops.plan_decode import plan_decode
 from octavo.attention.ops.plan_prefill import plan_prefill
 from octavo.attention.ops.prefill import prefill
 from octavo.attention.ops.store_kv import store_kv
@@ -94,6 +95,12 @@ def make_batch(
     return Batch(_cast_norms(layer, dtype), inputs, pool, qkv.to(dtype))
 
 
+def share_blocks(batch, rows, num_blocks):
+    """Let rows begin with the blocks of the first of them."""
+    tables = batch.inputs.block_tables
+    tables[rows, :num_blocks] = tables[rows[0], :num_blocks]
+
+
 def _make_pool(layer, num_blocks, block_size, stored):
     shape = (num_blocks, NUM_LAYERS, 2, block_size, layer.num_kv_heads, layer.head_dim)
     pool = torch.full(shape, torch.nan, device=DEVICE)
@@ -109,7 +116,7 @@ def _cast_norms(layer, dtype):
     return replace(layer, q_norm=layer.q_norm.to(dtype), k_norm=layer.k_norm.to(dtype))
 
 
-def run_kernels(batch, *, num_programs=5, cache=None, prefill=prefill):
+def run_kernels(batch, *, num_programs=5, cache=None, prefill=prefill, num_families=None):
     """Store, then attend with both kernels; all that torch.empty returns is NaN."""
     cache = cache or batch.cache
     torch.use_deterministic_algorithms(True)
@@ -118,14 +125,26 @@ def run_kernels(batch, *, num_programs=5, cache=None, prefill=prefill):
             batch.layer.head_dim, batch.pool.dtype, num_programs=num_programs, device=DEVICE
         )
         q, out = store_kv(batch.layer, batch.qkv, inputs=batch.inputs, cache=cache)
-        plan = plan_decode(batch.layer, batch.inputs, workspace=workspace)
+        plan = plan_decode(
+            batch.layer, batch.inputs, workspace=workspace, block_size=cache.block_size
+        )
         decode(batch.layer, q, cache=cache, plan=plan, out=out)
+        assert num_families in (None, count_families(plan))
         plan = plan_prefill(batch.layer, batch.inputs, dtype=batch.qkv.dtype)
         prefill(batch.layer, q, cache=cache, plan=plan, out=out)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert workspace.arrivals.eq(0).all()
+    assert workspace.rows.arrivals.eq(0).all()
+    assert workspace.prefixes.arrivals.eq(0).all()
     return out.flatten(1)
+
+
+def count_families(plan):
+    """Count the families whose prefixes are read together: what begins before their line's end."""
+    if not plan.has_prefixes:
+        return 0
+    end = int(plan.shares[1, :, 7].max())
+    return sum(start < end for start in plan.lines[1, :, 0].tolist()) if end else 0
 
 
 def run_reference(batch):

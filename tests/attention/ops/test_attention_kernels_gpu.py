@@ -16,6 +16,7 @@ from tests.attention.ops.batches import (
     make_layer,
     run_kernels,
     run_reference,
+    share_blocks,
 )
 
 pytestmark = pytest.mark.gpu
@@ -98,7 +99,9 @@ def test_float32_equals_the_reference():
 
 def test_a_merge_gives_the_same_bits_every_time():
     layer = make_layer(kv_heads=8, group=4, head_dim=128, max_position=40_000)
-    batch = make_batch(layer, [(1, 32_000)] + [(1, 100)] * 63, dtype=torch.bfloat16)
+    rows = [(1, 32_000)] + [(1, 100)] * 31 + [(1, 3_000 + row) for row in range(32)]
+    batch = make_batch(layer, rows, dtype=torch.bfloat16)
+    share_blocks(batch, list(range(32, 64)), 150)
     backend = make_backend(batch)
     attention = backend.bind(batch.inputs)
     first = attention(batch.layer, batch.qkv)
@@ -123,6 +126,8 @@ def test_one_graph_serves_any_mix_of_lengths():
         [(1, 1 + 37 * row) for row in range(64)],
     ]
     batches = [make_batch(layer, rows, dtype=torch.bfloat16) for rows in mixes]
+    share_blocks(batches[1], list(range(0, 64, 2)), 120)
+    share_blocks(batches[3], list(range(20, 64)), 40)
     backend = make_backend(max(batches, key=lambda batch: len(batch.pool)))
     static = make_static_inputs(batches[0], num_rows=72)
     qkv = torch.full((72, batches[0].qkv.shape[1]), torch.nan, dtype=torch.bfloat16, device="cuda")

@@ -1,0 +1,137 @@
+"""Attention over a piece of K/V, and adding up the results of pieces."""
+
+import triton
+import triton.language as tl
+
+from octavo.attention.ops.rows import first_visible
+
+
+@triton.jit
+def attend(
+    q,  # (num_queries, HEAD_PAD)
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    start,
+    stop,
+    context,
+    scale,
+    stride_block,
+    stride_token,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr,
+):
+    """Return sum(p v), sum(p) and max(s) of q over the tokens [start, stop) of one segment."""
+    d = tl.arange(0, q.shape[1])
+    acc = tl.zeros([q.shape[0], q.shape[1]], tl.float32)
+    sum_p = tl.zeros([q.shape[0]], tl.float32)
+    max_s = tl.full([q.shape[0]], float("-inf"), tl.float32)
+    # Block ids are read one tile ahead: K and V are prefetched two deep only if their addresses do
+    # not wait for a load of the same iteration.
+    n = start + tl.arange(0, TILE)
+    visible = (n < context) & (n >= first_visible(context, WINDOW))
+    block = tl.load(table_ptr + n // BLOCK_SIZE, mask=visible, other=0)
+    for first in tl.range(start, stop, TILE):
+        n = first + tl.arange(0, TILE)
+        visible = (n < context) & (n >= first_visible(context, WINDOW))
+        in_tile = visible[:, None] & (d < HEAD_DIM)[None, :]
+        offset = block.to(tl.int64) * stride_block + n % BLOCK_SIZE * stride_token
+        block = tl.load(table_ptr + (n + TILE) // BLOCK_SIZE, mask=n + TILE < context, other=0)
+        offset = offset[:, None] + d[None, :]
+        k = tl.load(k_ptr + offset, mask=in_tile, other=0.0)
+        v = tl.load(v_ptr + offset, mask=in_tile, other=0.0).to(q.dtype)
+        s = tl.dot(q, k.to(q.dtype).T, input_precision=INPUT_PRECISION) * scale
+        s = tl.where(visible[None, :], s, float("-inf"))
+        # Every tile of a segment has a visible token: the maximum is finite from the first one on.
+        new_max = tl.maximum(max_s, tl.max(s, axis=1))
+        decay = tl.exp2(max_s - new_max)
+        p = tl.exp2(s - new_max[:, None])
+        acc = acc * decay[:, None]
+        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=INPUT_PRECISION)
+        sum_p = sum_p * decay + tl.sum(p, axis=1)
+        max_s = new_max
+    return acc, sum_p, max_s
+
+
+@triton.jit
+def merge(
+    pieces_out_ptr,
+    pieces_lse_ptr,
+    first,
+    last,
+    first_slot,
+    num_queries,
+    QUERIES_PAD: tl.constexpr,
+    STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    PIECES: tl.constexpr,
+):
+    """Return result and log-sum-exp of a segment of whose pieces each has ``STRIDE`` queries.
+
+    Program ``first`` has its piece in ``first_slot``, the others up to ``last`` in slot 0.
+    """
+    m = tl.arange(0, QUERIES_PAD)
+    d = tl.arange(0, HEAD_PAD)
+    acc = tl.zeros([QUERIES_PAD, HEAD_PAD], tl.float32)
+    sum_w = tl.zeros([QUERIES_PAD], tl.float32)
+    max_lse = tl.full([QUERIES_PAD], -1.0e30, tl.float32)
+    for begin in tl.range(first, last + 1, PIECES, num_stages=3):
+        program = begin + tl.arange(0, PIECES)
+        piece = program * 2 + tl.where(program == first, first_slot, 0)
+        piece = piece[:, None] * STRIDE + m[None, :]
+        exists = (program <= last)[:, None] & (m < num_queries)[None, :]
+        # Not through L1: other multiprocessors wrote these.
+        lse = tl.load(pieces_lse_ptr + piece, mask=exists, other=-1.0e30, cache_modifier=".cg")
+        result = tl.load(
+            pieces_out_ptr + piece[:, :, None] * HEAD_DIM + d[None, None, :],
+            mask=exists[:, :, None] & (d < HEAD_DIM)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        new_max = tl.maximum(max_lse, tl.max(lse, axis=0))
+        decay = tl.exp2(max_lse - new_max)
+        w = tl.exp2(lse - new_max[None, :])
+        acc = acc * decay[:, None] + tl.sum(w[:, :, None] * result, axis=0)
+        sum_w = sum_w * decay + tl.sum(w, axis=0)
+        max_lse = new_max
+    return acc / sum_w[:, None], max_lse + tl.log2(sum_w)
+
+
+@triton.jit
+def meet(result, lse, half, exists, halves, heads: tl.constexpr, IS_PREFIX: tl.constexpr):
+    """Leave halves for those that come second; return the sums of those that are, and which are."""
+    half_out_ptr, half_lse_ptr, arrivals_ptr = halves
+    place = half * 2 + IS_PREFIX
+    offset, in_head = find_elements(place, exists, heads)
+    tl.store(half_out_ptr + offset, result, mask=in_head)
+    tl.store(half_lse_ptr + place, lse, mask=exists)
+    tl.debug_barrier()  # all threads have written before one of them tells so
+    is_second = exists & (tl.atomic_add(arrivals_ptr + half, 1, mask=exists) == 1)
+    tl.debug_barrier()  # and nobody reads before it is told
+    tl.store(arrivals_ptr + half, 0, mask=is_second)
+    place = half * 2 + 1 - IS_PREFIX
+    offset, in_head = find_elements(place, is_second, heads)
+    # Not through L1: another multiprocessor may have written these.
+    other = tl.load(half_out_ptr + offset, mask=in_head, other=0.0, cache_modifier=".cg")
+    other_lse = tl.load(half_lse_ptr + place, mask=is_second, other=0.0, cache_modifier=".cg")
+    max_lse = tl.maximum(lse, other_lse)
+    w = tl.exp2(lse - max_lse)
+    other_w = tl.exp2(other_lse - max_lse)
+    # In one order, whoever is second: the same bits every time.
+    if IS_PREFIX:
+        total = other * other_w[:, None] + result * w[:, None]
+    else:
+        total = result * w[:, None] + other * other_w[:, None]
+    return total / (w + other_w)[:, None], is_second
+
+
+@triton.jit
+def find_elements(query, exists, heads: tl.constexpr):
+    """Return where the elements of queries lie and which of them exist."""
+    d = tl.arange(0, heads[3])
+    offset = query.to(tl.int64)[:, None] * heads[2] + d[None, :]
+    return offset, exists[:, None] & (d < heads[2])[None, :]
