@@ -1,0 +1,87 @@
+"""Decoding on a CPU against the number of requests and the length of their contexts.
+
+Prints one JSON line a case; ``--plot FILE`` draws docs/benchmarks.md's figure (needs matplotlib).
+Prompts are computed once and then found in the cache, so that decoding alone is timed. The model is
+the default one as it starts by itself.
+
+usage: python benchmarks/cpu_sweep.py [--plot docs/img/cpu.svg] [--tokens 12]
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+
+from octavo import LLM, SamplingParams
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+CONTEXTS = (128, 256, 512, 1_024, 2_048, 4_096, 8_000)
+SHORT_CONTEXT = 128
+BATCHES_OF_CONTEXTS = (1, 8)
+MAX_TOKENS_IN_ALL = 16_384
+
+
+def main() -> None:
+    """Measure all cases and draw them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=12)
+    parser.add_argument("--plot", type=Path)
+    args = parser.parse_args()
+    cases = [(batch, SHORT_CONTEXT) for batch in BATCHES]
+    cases += [
+        (batch, context)
+        for batch in BATCHES_OF_CONTEXTS
+        for context in CONTEXTS
+        if context > SHORT_CONTEXT and batch * context <= MAX_TOKENS_IN_ALL
+    ]
+    rates = {}
+    with LLM(device="cpu") as llm:
+        for batch, context in cases:
+            rates[batch, context] = round(measure(llm, batch, context, args.tokens), 1)
+            line = {"batch": batch, "context": context, "tokens_per_s": rates[batch, context]}
+            print(json.dumps({"benchmark": "cpu_sweep", **line}), flush=True)
+    if args.plot:
+        draw(rates, args.plot)
+
+
+def measure(llm: LLM, batch: int, context: int, num_tokens: int) -> float:
+    """Return the tokens per second that some requests of this length decode together."""
+    shape = (batch, context)
+    prompts = np.random.default_rng(context).integers(1_000, 40_000, shape).tolist()
+    times_s = []
+    for count in (1, 1, num_tokens):  # the first time computes the prompts
+        params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+        started_s = time.perf_counter()
+        llm.generate(prompts, params, use_tqdm=False)
+        times_s.append(time.perf_counter() - started_s)
+    return batch * (num_tokens - 1) / (times_s[2] - times_s[1])
+
+
+def draw(rates: dict[tuple[int, int], float], path: Path) -> None:
+    """Draw rates against batch sizes, and against contexts."""
+    import matplotlib as mpl  # not needed to measure
+
+    mpl.use("svg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2))
+    points = [(b, rates[b, SHORT_CONTEXT]) for b in BATCHES]
+    left.plot(*zip(*points, strict=True), marker="o")
+    left.set(xlabel=f"requests of {SHORT_CONTEXT} tokens", ylabel="output tokens/s")
+    for batch in BATCHES_OF_CONTEXTS:
+        points = [(c, rates[batch, c]) for c in CONTEXTS if (batch, c) in rates]
+        right.plot(*zip(*points, strict=True), marker="o", label=f"{batch} at once")
+    right.set(xlabel="tokens of context")
+    right.legend()
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()
