@@ -23,8 +23,8 @@ def client(live):
         yield client
 
 
-def connect(server):
-    options = {"api_key": "none", "timeout": TIMEOUT_S, "max_retries": 0}
+def connect(server, *, api_key="none"):
+    options = {"api_key": api_key, "timeout": TIMEOUT_S, "max_retries": 0}
     return openai.OpenAI(base_url=f"{server.url}/v1", **options)
 
 
@@ -130,3 +130,49 @@ def test_leaving_a_stream_aborts_the_request(client, live):
     stream.close()
     live.wait_for_metric("vllm:request_success_total", before + 1)
     assert live.metric("vllm:kv_cache_usage_perc") == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "parameter"),
+    [
+        ({"logit_bias": {"999999": 5}}, "logit_bias"),
+        ({"n": 1_000_000}, "n"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        ({"extra_body": {"chat_template": "{{ 1 }}"}}, "chat_template"),
+        ({"extra_body": {"chat_template_kwargs": {"tokenize": True}}}, "chat_template_kwargs"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+    ],
+)
+def test_refused_chats_are_the_clients_exceptions(client, stream, fields, parameter):
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(
+            **{"model": "tiny", "messages": HELLO, "stream": stream} | fields
+        )
+    assert (refused.value.status_code, refused.value.param) == (400, parameter)
+
+
+def test_parts_and_further_fields_reach_the_server(client):
+    parts = [{"role": "user", "content": [{"type": "text", "text": "z"}]}]
+    extra = {"return_token_ids": True, "return_prompt_text": True, "top_k": 1, "wish": 1}
+    answers = [
+        client.chat.completions.with_raw_response.create(
+            model="tiny", messages=messages, max_tokens=4, extra_body=extra
+        )
+        for messages in (HELLO, parts)
+    ]
+    assert answers[0].headers["x-octavo-ignored-fields"] == "wish"
+    first, second = (answer.parse() for answer in answers)
+    assert first.prompt_text == second.prompt_text
+    assert first.choices[0].token_ids == second.choices[0].token_ids
+
+
+def test_wrong_key_is_the_clients_exception():
+    with running_server(api_key=["right"]) as server:
+        with connect(server, api_key="right") as client:
+            assert client.models.list().data
+        with connect(server, api_key="wrong") as client:
+            with pytest.raises(openai.AuthenticationError) as refused:
+                client.completions.create(model="tiny", prompt="abcdef", max_tokens=1)
+    assert refused.value.body["reason_code"] == "unauthorized"
