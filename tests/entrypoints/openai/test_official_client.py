@@ -172,7 +172,7 @@ def test_wrong_key_is_the_clients_exception():
     with running_server(api_key=["right"]) as server:
         with connect(server, api_key="right") as client:
             assert client.models.list().data
-        with connect(server, api_key="wrong") as client:
-            with pytest.raises(openai.AuthenticationError) as refused:
-                client.completions.create(model="tiny", prompt="abcdef", max_tokens=1)
+        wrong, refusal = connect(server, api_key="wrong"), openai.AuthenticationError
+        with wrong as client, pytest.raises(refusal) as refused:
+            client.completions.create(model="tiny", prompt="abcdef", max_tokens=1)
     assert refused.value.body["reason_code"] == "unauthorized"
