@@ -45,7 +45,7 @@ def compiling_ahead() -> Iterator[None]:
     def compile_only(kernel: JITFunction[Any], *args: Any, warmup: bool, **options: Any) -> Any:
         return run(kernel, *args, warmup=True, **options)
 
-    with ForkingExecutor() as executor, AsyncCompileMode(executor):
+    with ForkingExecutor(CompileServer()) as executor, AsyncCompileMode(executor):
         JITFunction.run = compile_only
         try:
             yield
@@ -56,8 +56,8 @@ def compiling_ahead() -> Iterator[None]:
 class ForkingExecutor(ThreadPoolExecutor):
     """Runs Triton's compile functions when what they compile lies in the cache on disk."""
 
-    def __init__(self) -> None:
-        self._server = CompileServer()
+    def __init__(self, server: "CompileServer") -> None:
+        self._server = server
         super().__init__(NUM_THREADS)
 
     def submit(self, compile_kernel: Callable[[], Any], /) -> Future[Any]:  # type: ignore[override]  # for one kind of function

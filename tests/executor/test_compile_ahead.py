@@ -2,18 +2,17 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, make_backend
-from triton.compiler import compile as compile_source
+from triton.compiler import make_backend
 
-from octavo.executor.compile_ahead import CompileServer, ForkingExecutor, is_cached
+from octavo.executor.compile_ahead import CompileServer, ForkingExecutor
 from octavo.executor.compile_server import write_job
-from tests.executor.tiny_kernel import double
-
-HOPPER = GPUTarget("cuda", 90, 32)
+from tests.executor.tiny_kernel import HOPPER, make_source
+from tests.source_tree import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -22,40 +21,15 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-def make_source(size):
-    return ASTSource(double, {"values": "*fp32", "SIZE": "constexpr"}, {"SIZE": size})
-
-
-def make_closure(src, *, was_cached):
-    """What Triton submits: a function that holds all it compiles with."""
-    target, options, env_vars = HOPPER, make_backend(HOPPER).parse_options({}), {}
-
-    def async_compile():
-        was_cached.append(is_cached(src, target, options, env_vars))
-        return compile_source(src, target=target, options=options.__dict__, _env_vars=env_vars)
-
-    return async_compile
-
-
-def test_kernels_are_read_from_the_cache_that_another_process_filled():
-    was_cached = []
-    with ForkingExecutor() as executor:
-        compiled = [
-            executor.submit(make_closure(make_source(size), was_cached=was_cached))
-            for size in (128, 256, 512)
-        ]
-        assert all(kernel.result().asm["cubin"] for kernel in compiled)
-    assert was_cached == [True] * 3
-
-
-def test_what_is_cached_is_not_compiled_again(monkeypatch):
-    source = make_source(64)
-    compile_source(source, target=HOPPER, _env_vars={})
-    monkeypatch.setattr(CompileServer, "compile", None)
-    was_cached = []
-    with ForkingExecutor() as executor:
-        executor.submit(make_closure(source, was_cached=was_cached)).result()
-    assert was_cached == [True]
+def test_kernels_are_compiled_in_another_process_once(cache):
+    """In a process of its own: the tests' interpreter changes Triton's language for good."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-m", "tests.executor.compile_twice"]
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["compiled", "3", "compiled", "0"]
 
 
 def make_job(source=None):
@@ -96,7 +70,7 @@ def test_nobody_waits_for_a_process_that_was_killed():
 
 
 def test_a_closure_of_another_triton_is_run_here():
-    with ForkingExecutor() as executor:
+    with ForkingExecutor(CompileServer()) as executor:
         assert executor.submit(lambda: 7).result() == 7
 
 
