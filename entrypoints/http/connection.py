@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 NUM_HEALTH_CONNECTIONS = 32
 """Connections beyond the limit that are kept, to answer health checks and refuse the rest."""
+MAX_PIPELINED_REQUESTS = 1_000
+"""Requests that a client may send before it has the answer to an earlier one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +126,10 @@ class GuardedConnection(HttpToolsProtocol):
         super().on_headers_complete()
         if self._answering is None or self._answering.response_complete:
             self._answering = self.cycle
+        elif len(self.pipeline) > MAX_PIPELINED_REQUESTS:
+            raise ValueError("too many requests wait for their turn")
+        else:
+            self.flow.resume_reading()  # uvicorn would not hear that the client goes away
 
     def on_body(self, body: bytes) -> None:
         """Take a part of a body."""

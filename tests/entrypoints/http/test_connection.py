@@ -213,14 +213,23 @@ def test_nothing_is_written_into_an_answer(bad):
         live.wait_for_metric("vllm:num_requests_running", 0)
 
 
-def test_client_that_leaves_aborts_what_is_answered_though_it_has_asked_for_more():
-    request = HEAD + CHUNKED + as_chunk(ENDLESS) + b"0\r\n\r\n"
+@pytest.mark.parametrize("body", [ENDLESS, ENDLESS.replace(b"true}", b"false}")])
+def test_client_that_leaves_aborts_what_is_answered_though_it_has_asked_for_more(body):
+    request = HEAD + CHUNKED + as_chunk(body) + b"0\r\n\r\n"
     with running_server(EchoCore(step_time_s=0.005)) as live:
         with RawClient(live) as client:
-            client.send(request * 3)
-            client.socket.recv(65_536)
+            client.send(request)
+            live.wait_for_metric("vllm:num_requests_running", 1)
+            client.send(request, request)
         live.wait_for_metric("vllm:num_requests_running", 0)
         assert live.core.num_added == 1
+
+
+def test_requests_that_wait_for_their_turn_are_bounded(server):
+    with RawClient(server) as client, contextlib.suppress(ConnectionError):
+        client.send(b"GET /version HTTP/1.1\r\n\r\n" * 20_000)
+        assert client.read().count(b"HTTP/1.1 200 ") < 20_000
+    check_alive(server)
 
 
 def test_client_that_says_nothing_is_let_go(impatient):
