@@ -55,7 +55,7 @@ def list_tiles(num_inputs: int) -> Iterator[Tile]:
                     yield Tile(rows, columns, num_warps)
 
 
-def time_products(weights: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> float:
+def time_products(weights: Tensor, product: Callable[[Tensor, Tensor], object]) -> float:
     """Return the median time in microseconds of one of the products with all weights."""
     x = torch.randn(1, weights.shape[2], dtype=torch.bfloat16, device=weights.device)
     product(x, weights[0])

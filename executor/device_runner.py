@@ -35,6 +35,7 @@ from octavo.executor.step_program import (
     slice_batch,
 )
 from octavo.models.causal_lm import CausalLM
+from octavo.models.ops.few_rows import PADDED_ROWS
 
 MIN_UPLOAD_WORDS = 2**20
 
@@ -88,6 +89,7 @@ class DeviceRunner:
         sizes = [*(size for size in VARIED_BATCHES if size < num_rows), num_rows]
         shapes = [StepShape.padded(size, size) for size in sizes]
         shapes += [StepShape.padded(size, 2 * size) for size in sizes]
+        shapes += [StepShape.padded(1, size) for size in PADDED_ROWS]
         shapes.append(StepShape.padded(num_rows, num_tokens))
         with torch.inference_mode(), torch.cuda.stream(self._stream), compiling_ahead():
             for shape in shapes:

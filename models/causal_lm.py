@@ -19,6 +19,7 @@ from octavo.models.layers.norm import RMSNorm
 from octavo.models.layers.parallel import Shard, split_heads
 from octavo.models.layers.rotary import build_rotary_table
 from octavo.models.layers.weights import CheckpointTensor
+from octavo.models.ops.norm import Normed
 
 
 class CausalLM(nn.Module):
@@ -37,6 +38,7 @@ class CausalLM(nn.Module):
         )
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self._norms = (*(layer.input_layernorm for layer in layers), self.norm)
         self.lm_head = (
             self.embed_tokens
             if config.tie_word_embeddings
@@ -50,10 +52,10 @@ class CausalLM(nn.Module):
 
     def forward(self, input_ids: Tensor, attention: Attention) -> Tensor:
         """Map (num_tokens,) ids to normalised hidden states, (num_tokens, hidden_size)."""
-        x, residual = self.embed_tokens(input_ids), None
-        for layer in self.layers:
-            x, residual = layer(x, residual, attention)
-        hidden: Tensor = self.norm(x, residual)[0]
+        x, residual = self._norms[0](self.embed_tokens(input_ids), None)
+        for layer, next_norm in zip(self.layers, self._norms[1:], strict=True):
+            x, residual = layer(x, residual, attention, next_norm)
+        hidden: Tensor = x.apply() if isinstance(x, Normed) else x
         return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

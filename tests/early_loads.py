@@ -13,6 +13,7 @@ os.environ["TRITON_INTERPRET"] = "0"
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,7 +66,7 @@ def compile_decode_steps() -> list[Launch]:
     """Run a network over tensors without memory and compile what it launches early."""
     launches: dict[bytes, Launch] = {}
     run = JITFunction.run
-    num_rows = 0
+    num_rows, settled = 0, []
 
     def compile_only(kernel, *args, warmup=False, **options):
         mocks = [
@@ -74,7 +75,7 @@ def compile_decode_steps() -> list[Launch]:
         compiled = run(kernel, *mocks, warmup=True, **options)
         if options.get("launch_pdl"):
             arguments = dict(zip(kernel.arg_names, args, strict=False))
-            pointers = find_activations(compiled.src.signature, arguments)
+            pointers = find_activations(compiled.src.signature, arguments, settled)
             cubin = compiled.asm["cubin"]
             launches.setdefault(cubin, Launch(kernel.fn.__name__, num_rows, cubin, pointers))
         return compiled
@@ -82,6 +83,7 @@ def compile_decode_steps() -> list[Launch]:
     JITFunction.run = compile_only
     driver.set_active(FakeHopper())
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    torch.cuda.get_device_name = lambda device=None: "NVIDIA H200"
     torch.Tensor.is_cuda = property(lambda tensor: True)
     with torch.device("meta"):
         torch.set_default_dtype(torch.bfloat16)
@@ -90,6 +92,11 @@ def compile_decode_steps() -> list[Launch]:
         torch.set_default_dtype(torch.float32)
         for num_rows in NUM_ROWS:
             inputs = make_inputs(num_rows)
+            settled = [
+                model.layers[0].self_attn.layer.rotary,
+                inputs.positions,
+                inputs.slot_mapping,
+            ]
             ids = torch.zeros(num_rows, dtype=torch.int64)
             model.compute_logits(model(ids, backend.bind(inputs)))
     return list(launches.values())
@@ -120,15 +127,22 @@ def make_inputs(num_rows: int) -> AttentionInputs:
     )
 
 
-def find_activations(signature: dict[str, str], arguments: dict) -> dict[int, str]:
-    """Lay out the arguments as the compiler does; return pointers to what kernels write."""
+def find_activations(
+    signature: dict[str, str], arguments: dict, settled: Sequence[Tensor]
+) -> dict[int, str]:
+    """Lay out the arguments as the compiler does; return pointers to what kernels write.
+
+    What is ``settled`` was written by kernels that have ended, with one between at the least.
+    """
     offset, found = FIRST_ARGUMENT, {}
     for name, kind in signature.items():
         if kind == "constexpr":
             continue
         size = 8 if kind.startswith("*") or kind.endswith("64") else 4
         offset = -(-offset // size) * size
-        if kind.startswith("*") and not isinstance(arguments[name], nn.Parameter):
+        value = arguments[name]
+        is_settled = isinstance(value, nn.Parameter) or any(value is one for one in settled)
+        if kind.startswith("*") and not is_settled:
             found[offset] = name
         offset += size
     return found

@@ -93,81 +93,72 @@ def _store_kv_kernel(
     BLOCK_SIZE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    wait_for_inputs(PDL)
     token = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    slot = tl.load(slots_ptr + token)
     heads = tl.arange(0, HEADS_PAD)
     d = tl.arange(0, HEAD_PAD)
+    # All but qkv is older than the kernel in front: two loads in turn that need not wait for it.
+    slot = tl.load(slots_ptr + token)
+    position = tl.load(positions_ptr + token).to(tl.int64)
+    has_angle = (d < ROTARY_DIM) & (chunk <= GROUP)
+    HALF: tl.constexpr = ROTARY_DIM // 2
+    angle = rotary_ptr + position * ROTARY_DIM + d % HALF
+    cos = tl.load(angle, mask=has_angle, other=1.0)
+    sin = tl.load(angle + HALF, mask=has_angle, other=0.0)
+    sin = tl.where(d < HALF, -sin, sin)
+    partner = tl.where(d < HALF, d + HALF, d - HALF)
+    if q_norm_ptr is not None:
+        norm_ptr = q_norm_ptr
+        if chunk >= GROUP:
+            norm_ptr = k_norm_ptr
+        has_norm = (d < HEAD_DIM) & (chunk <= GROUP)
+        norm = tl.load(norm_ptr + d, mask=has_norm, other=0.0).to(tl.float32)
+        partner_norm = tl.load(norm_ptr + partner, mask=has_angle, other=0.0).to(tl.float32)
+    else:
+        norm = None
+        partner_norm = None
+    wait_for_inputs(PDL)
     in_head = (heads < NUM_KV_HEADS)[:, None] & (d < HEAD_DIM)[None, :]
     source = qkv_ptr + token * stride_qkv + (chunk * NUM_KV_HEADS + heads)[:, None] * HEAD_DIM
-    block = slot // BLOCK_SIZE
-    cached = block * stride_block + (slot % BLOCK_SIZE) * stride_token
-    cached = cached + heads[:, None] * stride_head + d[None, :]
+    x = tl.load(source + d[None, :], mask=in_head, other=0.0)
+    if chunk > GROUP:
+        y = x.to(tl.float32)
+    else:
+        has_partner = in_head & has_angle[None, :]
+        rotated = tl.load(source + partner[None, :], mask=has_partner, other=0.0)
+        y = _norm_and_rotate(
+            x.to(tl.float32),
+            rotated.to(tl.float32),
+            norm,
+            partner_norm,
+            cos,
+            sin,
+            norm_eps,
+            HEAD_DIM,
+        )
     if chunk < GROUP:
         target = token * (GROUP * NUM_KV_HEADS * HEAD_DIM) + chunk * (NUM_KV_HEADS * HEAD_DIM)
         target = target + heads[:, None] * HEAD_DIM + d[None, :]
         if slot < 0:
             tl.store(out_ptr + target, tl.zeros([HEADS_PAD, HEAD_PAD], tl.float32), mask=in_head)
-        position = tl.load(positions_ptr + token).to(tl.int64)
-        q = _norm_and_rotate(
-            source,
-            in_head,
-            q_norm_ptr,
-            norm_eps,
-            rotary_ptr + position * ROTARY_DIM,
-            d,
-            HEAD_DIM,
-            ROTARY_DIM,
-        )
-        tl.store(q_ptr + target, q, mask=in_head)
+        tl.store(q_ptr + target, y, mask=in_head)
     elif slot >= 0:
+        cached = slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_token
+        cached = cached + heads[:, None] * stride_head + d[None, :]
         if chunk == GROUP:
-            position = tl.load(positions_ptr + token).to(tl.int64)
-            k = _norm_and_rotate(
-                source,
-                in_head,
-                k_norm_ptr,
-                norm_eps,
-                rotary_ptr + position * ROTARY_DIM,
-                d,
-                HEAD_DIM,
-                ROTARY_DIM,
-            )
-            tl.store(k_cache_ptr + cached, k, mask=in_head)
+            tl.store(k_cache_ptr + cached, y, mask=in_head)
         else:
-            v = tl.load(source + d[None, :], mask=in_head)
-            tl.store(v_cache_ptr + cached, v, mask=in_head)
+            tl.store(v_cache_ptr + cached, y, mask=in_head)
 
 
 @triton.jit
-def _norm_and_rotate(
-    source,
-    in_head,
-    norm_ptr,
-    norm_eps,
-    angle_ptr,
-    d,
-    HEAD_DIM: tl.constexpr,
-    ROTARY_DIM: tl.constexpr,
-):
-    """Return the heads at ``source``, normalised and rotated, in float32.
+def _norm_and_rotate(x, partner, norm, partner_norm, cos, sin, norm_eps, HEAD_DIM: tl.constexpr):
+    """Return heads, normalised where there is a norm, and rotated, in float32.
 
-    The rotation pairs element i with i + ROTARY_DIM / 2.
+    The rotation pairs element i with i + ROTARY_DIM / 2, its ``partner``, and back.
     """
-    HALF: tl.constexpr = ROTARY_DIM // 2
-    rotated = d < ROTARY_DIM
-    partner = tl.where(d < HALF, d + HALF, d - HALF)
-    has_partner = in_head & rotated[None, :]
-    x = tl.load(source + d[None, :], mask=in_head, other=0.0).to(tl.float32)
-    y = tl.load(source + partner[None, :], mask=has_partner, other=0.0).to(tl.float32)
-    if norm_ptr is not None:
+    if norm is not None:
         inverse_rms = tl.rsqrt(tl.sum(x * x, axis=1) / HEAD_DIM + norm_eps)
-        weight = tl.load(norm_ptr + d, mask=d < HEAD_DIM, other=0.0).to(tl.float32)
-        partner_weight = tl.load(norm_ptr + partner, mask=rotated, other=0.0).to(tl.float32)
-        x = x * inverse_rms[:, None] * weight[None, :]
-        y = y * inverse_rms[:, None] * partner_weight[None, :]
-    cos = tl.load(angle_ptr + d % HALF, mask=rotated, other=1.0)
-    sin = tl.load(angle_ptr + HALF + d % HALF, mask=rotated, other=0.0)
-    sin = tl.where(d < HALF, -sin, sin)
-    return x * cos[None, :] + y * sin[None, :]
+        x = x * inverse_rms[:, None] * norm[None, :]
+        partner = partner * inverse_rms[:, None] * partner_norm[None, :]
+    return x * cos[None, :] + partner * sin[None, :]

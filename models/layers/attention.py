@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from octavo.attention.backend import Attention, AttentionLayer
 from octavo.models.config import ModelConfig
 from octavo.models.layers.linear import ColumnParallelLinear, RowParallelLinear
+from octavo.models.layers.norm import RMSNorm
 from octavo.models.layers.parallel import Shard, split_heads
 from octavo.models.layers.weights import CheckpointTensor, empty_parameter
+from octavo.models.ops.norm import Normed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +68,11 @@ class SelfAttention(nn.Module):
             sliding_window=config.sliding_windows[index],
         )
 
-    def forward(self, x: Tensor, attention: Attention) -> Tensor:
-        """Map (num_tokens, hidden_size) to the same shape, reading the step's paged K/V."""
-        y: Tensor = self.o_proj(attention(self.layer, self.qkv_proj(x)))
-        return y
+    def forward(
+        self, x: Tensor | Normed, residual: Tensor, attention: Attention, norm: RMSNorm
+    ) -> tuple[Tensor | Normed, Tensor]:
+        """Add to the residual stream, (num_tokens, hidden_size); return it normalised, and it."""
+        return self.o_proj.add_norm(attention(self.layer, self.qkv_proj(x)), residual, norm)
 
     def checkpoint_tensors(self, name: str) -> Iterator[CheckpointTensor]:
         """Name the four projections and the head norms."""

@@ -10,12 +10,14 @@ from octavo.models.layers.attention import SelfAttention
 from octavo.models.layers.mlp import GatedMLP
 from octavo.models.layers.norm import RMSNorm
 from octavo.models.layers.weights import CheckpointTensor
+from octavo.models.ops.norm import Normed
 
 
 class DecoderLayer(nn.Module):
-    """Passes on a pair: the output of its last block, and the residual stream without it.
+    """Adds attention, then feed-forward, to the residual stream, each behind a norm.
 
-    The sum of the two is left to the next norm, which can fuse it.
+    A block takes the stream normalised and normalises what it makes for the block behind it: so its
+    last product can do both. The first norm belongs to whoever is in front of the layer.
     """
 
     def __init__(self, config: ModelConfig, *, attention: SelfAttention, mlp: GatedMLP) -> None:
@@ -26,13 +28,12 @@ class DecoderLayer(nn.Module):
         self.mlp = mlp
 
     def forward(
-        self, x: Tensor, residual: Tensor | None, attention: Attention
-    ) -> tuple[Tensor, Tensor]:
-        """Map (num_tokens, hidden_size) and the residual, None before the first layer."""
-        x, residual = self.input_layernorm(x, residual)
-        x = self.self_attn(x, attention)
-        x, residual = self.post_attention_layernorm(x, residual)
-        return self.mlp(x), residual
+        self, x: Tensor | Normed, residual: Tensor, attention: Attention, next_norm: RMSNorm
+    ) -> tuple[Tensor | Normed, Tensor]:
+        """Map the normalised stream and the stream, (num_tokens, hidden_size), to the same."""
+        x, residual = self.self_attn(x, residual, attention, self.post_attention_layernorm)
+        next_pair: tuple[Tensor | Normed, Tensor] = self.mlp(x, residual, next_norm)
+        return next_pair
 
     def checkpoint_tensors(self, name: str) -> Iterator[CheckpointTensor]:
         """Name the tensors of the four parts."""

@@ -5,8 +5,10 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor, nn
 
 from octavo.models.layers.matrix import Matrix
+from octavo.models.layers.norm import RMSNorm
 from octavo.models.layers.parallel import Shard, Span
 from octavo.models.layers.weights import CheckpointTensor, empty_parameter
+from octavo.models.ops.norm import Normed
 
 
 class ColumnParallelLinear(nn.Module):
@@ -30,10 +32,14 @@ class ColumnParallelLinear(nn.Module):
         self.matrix = Matrix(out_features, in_features, is_quantized=is_quantized)
         self.bias = empty_parameter(out_features) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Normed) -> Tensor:
         """Map (num_tokens, in_features) to this rank's outputs, in the order of the matrices."""
         y: Tensor = self.matrix(x, self.bias)
         return y
+
+    def silu_mul(self, x: Tensor | Normed) -> Tensor:
+        """Map (num_tokens, in_features) to silu(gate) * up of the two matrices, gate and up."""
+        return self.matrix.silu_mul(x, self.bias)
 
     def checkpoint_tensors(self, parent: str) -> Iterator[CheckpointTensor]:
         """Name the matrices below ``parent`` and their place in the stack."""
@@ -75,6 +81,17 @@ class RowParallelLinear(nn.Module):
         """Map this rank's (num_tokens, inputs.length) to the whole output on every rank."""
         y = self.shard.collective.all_reduce(self.matrix(x))
         return y if self.bias is None else y + self.bias
+
+    def add_norm(
+        self, x: Tensor, residual: Tensor, norm: RMSNorm
+    ) -> tuple[Tensor | Normed, Tensor]:
+        """Add the output to the residual stream; return the stream normalised, and itself."""
+        if self.shard.size == 1:
+            folded = self.matrix.add_norm(x, self.bias, residual=residual, norm=norm.norm)
+            if folded is not None:
+                return folded, folded.stream
+        normed: tuple[Tensor, Tensor] = norm(self(x), residual)
+        return normed
 
     def checkpoint_tensors(self, name: str) -> Iterator[CheckpointTensor]:
         """Name the matrix and this rank's columns of it."""

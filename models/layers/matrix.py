@@ -8,8 +8,15 @@ from torch import Tensor, nn
 
 from octavo.models.layers.weights import CheckpointTensor, empty_parameter
 from octavo.models.ops.fp8 import spread_nan
-from octavo.models.ops.fp8_linear import fp8_linear
-from octavo.models.ops.linear import PackedWeight, can_pack, linear
+from octavo.models.ops.linear import (
+    PackedWeight,
+    can_pack,
+    gate,
+    linear,
+    linear_add_norm,
+    linear_silu_mul,
+)
+from octavo.models.ops.norm import Norm, Normed
 
 ALL_ROWS = slice(None)
 
@@ -36,13 +43,26 @@ class Matrix(nn.Module):
         self.scale = empty_parameter(out_features, dtype=torch.float32) if is_quantized else None
         self._packed: PackedForm | None = None
 
-    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor | Normed, bias: Tensor | None = None) -> Tensor:
         """Map (num_rows, in_features) to (num_rows, out_features)."""
         if self._packed is not None:
+            assert isinstance(x, Tensor), "nothing is folded on a CPU"
             return self._packed.linear(x, bias)
-        if self.scale is not None:
-            return fp8_linear(x, self.weight, self.scale, bias)
-        return linear(x, self.weight, bias)
+        return linear(x, self.weight, bias, scale=self.scale)
+
+    def silu_mul(self, x: Tensor | Normed, bias: Tensor | None = None) -> Tensor:
+        """Map (num_rows, in_features) to silu(gate) * up, half as wide, of the output gate | up."""
+        if self._packed is not None:
+            return gate(self(x, bias))
+        return linear_silu_mul(x, self.weight, bias, scale=self.scale)
+
+    def add_norm(
+        self, x: Tensor, bias: Tensor | None, *, residual: Tensor, norm: Norm
+    ) -> Normed | None:
+        """Return the normalised sum of output and ``residual``; None if it is not one launch."""
+        if self._packed is not None:
+            return None
+        return linear_add_norm(x, self.weight, bias, scale=self.scale, residual=residual, norm=norm)
 
     @property
     def product(self) -> Callable[..., Tensor]:

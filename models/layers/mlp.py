@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from octavo.models.config import ModelConfig
 from octavo.models.layers.linear import ColumnParallelLinear, RowParallelLinear
+from octavo.models.layers.norm import RMSNorm
 from octavo.models.layers.parallel import Shard
 from octavo.models.layers.weights import CheckpointTensor
-from octavo.models.ops.activation import silu_mul
+from octavo.models.ops.norm import Normed
 
 
 class GatedMLP(nn.Module):
@@ -33,17 +33,11 @@ class GatedMLP(nn.Module):
             is_quantized=is_quantized,
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (num_tokens, hidden_size) to the same shape."""
-        gate_up = self.gate_up_proj(x)
-        if gate_up.is_cuda:
-            gated = silu_mul(gate_up)
-        else:
-            gate, up = gate_up.chunk(2, dim=-1)
-            # In place: fresh memory for a long prompt costs more than the arithmetic.
-            gated = functional.silu(gate, inplace=True).mul_(up)
-        y: Tensor = self.down_proj(gated)
-        return y
+    def forward(
+        self, x: Tensor | Normed, residual: Tensor, norm: RMSNorm
+    ) -> tuple[Tensor | Normed, Tensor]:
+        """Add to the residual stream, (num_tokens, hidden_size); return it normalised, and it."""
+        return self.down_proj.add_norm(self.gate_up_proj.silu_mul(x), residual, norm)
 
     def checkpoint_tensors(self, name: str) -> Iterator[CheckpointTensor]:
         """Name the three matrices."""

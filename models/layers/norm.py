@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.models.layers.weights import CheckpointTensor, empty_parameter
-from octavo.models.ops.norm import add_rms_norm, rms_norm
+from octavo.models.ops.norm import Norm, add_rms_norm, rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -16,6 +16,11 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = empty_parameter(size)
+
+    @property
+    def norm(self) -> Norm:
+        """What a product needs that folds the norm."""
+        return Norm(self.weight, self.eps)
 
     def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the normalised sum of ``x`` and ``residual``, and the sum; shapes are equal."""

@@ -1,10 +1,9 @@
-"""Products with weights in 8-bit floats that have one scale per output.
+"""Products of several rows with weights in 8-bit floats that have one scale per output.
 
 Which form is used depends on the number of rows and their type alone::
 
     rows                     activations            weight
-    1, on a GPU              as they are            read once, 1 byte each, converted in registers
-    more, in bfloat16        8-bit, a scale a row   as it is: the matrix units multiply 8-bit floats
+    bfloat16, on a GPU       8-bit, a scale a row   as it is: the matrix units multiply 8-bit floats
     others, and on a CPU     as they are            dequantised for each product
 """
 
@@ -13,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.models.ops.fp8 import dequantize_rows
-from octavo.models.ops.gemv import gemv
 from octavo.models.ops.quantize import quantize
 
 MULTIPLE = 16
@@ -25,8 +23,6 @@ def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = N
 
     x is (num_rows, in_features) of any float type, weight e4m3, scale (out_features,) float32.
     """
-    if x.is_cuda and len(x) == 1:
-        return gemv(x, weight, bias, scale=scale)
     if can_multiply_scaled(x, weight):
         return multiply_scaled(x, weight, scale, bias)
     return functional.linear(x, dequantize_rows(weight, scale, x.dtype), bias)

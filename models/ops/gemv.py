@@ -12,10 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.attention.ops.dependent_launch import can_start_early, wait_for_inputs
-
-WEIGHTS_PER_THREAD = {1: 64, 2: 16, 4: 16}
-"""By the bytes of a weight. Two loads of 16 bytes of bfloat16: no layer that was measured gains
-from more; from four of 8-bit weights all do."""
+from octavo.models.ops.norm import Norm, Normed, Product
 
 
 class Tile(NamedTuple):
@@ -27,97 +24,158 @@ class Tile(NamedTuple):
 
 
 def gemv(
-    x: Tensor,
+    x: Tensor | Normed,
     weight: Tensor,
     bias: Tensor | None = None,
     *,
     scale: Tensor | None = None,
+    is_gated: bool = False,
+    residual: Tensor | None = None,
+    norm: Norm | None = None,
     out: Tensor | None = None,
     tile: Tile | None = None,
-) -> Tensor:
+) -> Product:
     """Return ``x @ weight.T * scale + bias``, (1, num_outputs), of x (1, num_inputs).
 
-    The weight's type need not be that of x; ``scale`` is (num_outputs,). Sums are float32 and
-    rounded once; their order depends on the tile alone. Given ``out``, nothing is allocated.
-    ``tile`` is for measurements.
+    The weight's type need not be that of x; scale and bias have an element a row of the weight.
+    Sums are float32 and rounded once; their order depends on the tile alone. ``is_gated``: the
+    product is gate | up, and the output silu(gate) * up. ``residual`` is added at the end; the
+    output is the stream that ``norm`` prepares for the next product. Given ``out``, it is
+    not allocated. ``tile`` is for measurements.
     """
-    num_outputs, num_inputs = weight.shape
-    assert x.shape == (1, num_inputs), f"x is {tuple(x.shape)}, weight {tuple(weight.shape)}"
-    assert x.stride(1) == weight.stride(1) == 1, "elements of a row must be contiguous"
-    if out is None:
-        out = torch.empty((1, num_outputs), dtype=x.dtype, device=x.device)
-    tile = tile or choose_tile(num_inputs, weight.itemsize)
-    starts_early = can_start_early(x)
-    _gemv_kernel[(triton.cdiv(num_outputs, tile.rows),)](
-        x,
+    if isinstance(x, Normed):
+        values, stream, eps = x.values, x.stream, x.norm.eps
+    else:
+        values, stream, eps = x, None, 0.0
+    num_features, num_inputs = weight.shape
+    num_outputs = num_features // (1 + is_gated)
+    assert values.shape == (1, num_inputs), f"x is {tuple(values.shape)}, weight {weight.shape}"
+    assert values.stride(1) == weight.stride(1) == 1, "elements of a row must be contiguous"
+    out = values.new_empty((1, num_outputs)) if out is None else out
+    scaled = torch.empty_like(out) if norm is not None else None
+    tile = tile or choose_tile(num_inputs, weight.itemsize, is_gated=is_gated)
+    starts_early = can_start_early(values)
+    _gemv_kernel[(triton.cdiv(num_features, tile.rows),)](
+        values,
+        stream,
         weight,
         scale,
         bias,
         out,
+        residual,
+        norm.weight if norm is not None else None,
+        scaled,
+        eps,
         num_outputs,
         weight.stride(0),
         NUM_INPUTS=num_inputs,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
+        IS_GATED=is_gated,
         PDL=starts_early,
         num_warps=tile.num_warps,
         launch_pdl=starts_early,
     )
-    return out
+    return Product(out, scaled)
 
 
-def choose_tile(num_inputs: int, itemsize: int) -> Tile:
+def choose_tile(num_inputs: int, itemsize: int, *, is_gated: bool = False) -> Tile:
     """Choose 4,096 or 2,048 inputs if they divide a row: of one output, or of two of 8 bits.
 
     On an H200 this is within 3 % of the best of 31 to 46 tiles for each layer of Qwen3-0.6B and
     Qwen3-8B in bfloat16, whatever the number of outputs, and within 11 % of 46 for those of
     Qwen3-8B in 8 bits: docs/benchmarks.md has the times.
     """
-    num_weights, rows = 2048, 1
     if itemsize == 1:
-        num_weights, rows = 4096, 2
-    widest = 2048 if itemsize == 1 and num_inputs > 4096 else 4096
-    for columns in (widest, 2048):
+        widest = 2048 if num_inputs > 4096 else 4096
+        for columns in (widest, 2048):
+            if num_inputs % columns == 0:
+                return Tile(2, columns, columns // 1024)
+        columns = min(1024, triton.next_power_of_2(num_inputs))
+        return Tile(4096 // columns, columns, 2)
+    for columns in (4096, 2048):
         if num_inputs % columns == 0:
-            return Tile(rows, columns, rows * columns // (32 * WEIGHTS_PER_THREAD[itemsize]))
+            return Tile(1 + is_gated, columns, 8)
+    if num_inputs <= 1024 and num_inputs % 512 == 0:
+        return Tile(2, 512, 2)
     columns = min(1024, triton.next_power_of_2(num_inputs))
-    num_warps = num_weights // (32 * WEIGHTS_PER_THREAD[itemsize])
-    return Tile(num_weights // columns, columns, num_warps)
+    return Tile(2048 // columns, columns, 4)
 
 
 @triton.jit
 def _gemv_kernel(
     x_ptr,  # (NUM_INPUTS,)
-    weight_ptr,  # (num_outputs, NUM_INPUTS)
-    scale_ptr,  # (num_outputs,), or None
-    bias_ptr,  # (num_outputs,), or None
+    stream_ptr,  # (NUM_INPUTS,), whose rms divides x; or None
+    weight_ptr,  # (num_outputs, NUM_INPUTS), gated (2 * num_outputs, NUM_INPUTS)
+    scale_ptr,  # as many as rows of the weight, or None
+    bias_ptr,  # as many as rows of the weight, or None
     out_ptr,  # (num_outputs,)
+    residual_ptr,  # (num_outputs,), or None
+    norm_ptr,  # (num_outputs,), or None
+    values_ptr,  # (num_outputs,), or None
+    eps,
     num_outputs,
     stride_weight,
     NUM_INPUTS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    IS_GATED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    OUTPUTS: tl.constexpr = ROWS // 2 if IS_GATED else ROWS
+    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    exists = output < num_outputs
+    r = tl.arange(0, ROWS)
+    # Rows behind the last one repeat it: their loads need no mask. Gates come before ups.
+    weight_row = tl.minimum(tl.program_id(0) * OUTPUTS + r % OUTPUTS, num_outputs - 1)
+    weight_row = (weight_row + r // OUTPUTS * num_outputs).to(tl.int64)
     column = tl.arange(0, COLUMNS)
-    # Rows behind the last one repeat it: their loads need no mask.
-    weight_row = tl.minimum(row, num_outputs - 1).to(tl.int64)
     weights = weight_ptr + weight_row[:, None] * stride_weight
     weight = _load_inputs(weights, column[None, :], NUM_INPUTS, COLUMNS)
+    if scale_ptr is not None:
+        scale = tl.load(scale_ptr + weight_row)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + weight_row).to(tl.float32)
+    if norm_ptr is not None:
+        norm = tl.load(norm_ptr + output, mask=exists, other=0.0).to(tl.float32)
     wait_for_inputs(PDL)
     x = _load_inputs(x_ptr, column, NUM_INPUTS, COLUMNS)
     acc = weight.to(tl.float32) * x.to(tl.float32)[None, :]
+    if stream_ptr is not None:
+        h = _load_inputs(stream_ptr, column, NUM_INPUTS, COLUMNS).to(tl.float32)
+        squares = h * h
     for start in range(COLUMNS, NUM_INPUTS, COLUMNS):
         weight = _load_inputs(weights, start + column[None, :], NUM_INPUTS, COLUMNS)
         x = _load_inputs(x_ptr, start + column, NUM_INPUTS, COLUMNS)
         acc += weight.to(tl.float32) * x.to(tl.float32)[None, :]
-    y = tl.sum(acc, axis=1)
+        if stream_ptr is not None:
+            h = _load_inputs(stream_ptr, start + column, NUM_INPUTS, COLUMNS).to(tl.float32)
+            squares += h * h
+    if stream_ptr is None:
+        y = tl.sum(acc, axis=1)
+    else:
+        squares = tl.broadcast_to(squares[None, :], acc.shape)
+        y, square_sum = tl.reduce((acc, squares), 1, _add_pairs)
+        y *= tl.rsqrt(square_sum / NUM_INPUTS + eps)
     if scale_ptr is not None:
-        y *= tl.load(scale_ptr + weight_row)
+        y *= scale
     if bias_ptr is not None:
-        y += tl.load(bias_ptr + weight_row).to(tl.float32)
-    tl.store(out_ptr + row, y, mask=row < num_outputs)
+        y += bias
+    if IS_GATED:
+        gate, up = tl.split(y.reshape((2, OUTPUTS)).T)
+        y = gate * tl.sigmoid(gate) * up
+    if residual_ptr is not None:
+        y += tl.load(residual_ptr + output, mask=exists, other=0.0).to(tl.float32)
+    rounded = y.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + output, rounded, mask=exists)
+    if norm_ptr is not None:
+        tl.store(values_ptr + output, rounded.to(tl.float32) * norm, mask=exists)
+
+
+@triton.jit
+def _add_pairs(a, b, c, d):
+    """Add pairs: two sums for the barriers of one."""
+    return a + c, b + d
 
 
 @triton.jit

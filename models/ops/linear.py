@@ -1,14 +1,23 @@
-"""Where a linear layer's product is computed: one row on a GPU here, anything else by torch.
+"""Where a linear layer's product is computed: few rows on a GPU here, anything else by torch.
+
+With few rows a step is a chain of short kernels, so norm, activation and residual sum are folded
+into the products beside them.
 
 On a CPU, oneDNN multiplies one to sixteen rows up to three times as fast when the weight lies in
 blocks of its own choosing: ``PackedWeight`` is made once and serves any number of rows.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from octavo.models.ops.activation import silu_mul
+from octavo.models.ops.few_rows import MAX_ROWS, is_tuned_for, multiply_few_rows
+from octavo.models.ops.fp8_linear import fp8_linear
 from octavo.models.ops.gemv import gemv
+from octavo.models.ops.norm import Norm, Normed, Product
 
 GEMV_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -18,11 +27,71 @@ OCTAVE_BITS = 3
 """Of the numbers of rows from 16 to 31 eight are computed, of those from 32 to 63 eight, ..."""
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``x @ weight.T + bias``, (num_rows, out_features), of x (num_rows, in_features)."""
-    if x.is_cuda and len(x) == 1 and x.dtype in GEMV_TYPES:
-        return gemv(x, weight, bias)
+def linear(
+    x: Tensor | Normed, weight: Tensor, bias: Tensor | None = None, *, scale: Tensor | None = None
+) -> Tensor:
+    """Return ``x @ weight.T + bias``, (num_rows, out_features), of x (num_rows, in_features).
+
+    With ``scale``, a factor for each output, the weight is of 8-bit floats.
+    """
+    if (multiply := find_kernel(x, weight)) is not None:
+        return multiply(x, weight, bias, scale=scale).out
+    if isinstance(x, Normed):
+        x = x.apply()
+    if scale is not None:
+        return fp8_linear(x, weight, scale, bias)
     return functional.linear(x, weight, bias)
+
+
+def linear_silu_mul(
+    x: Tensor | Normed, weight: Tensor, bias: Tensor | None = None, *, scale: Tensor | None = None
+) -> Tensor:
+    """Return silu(gate) * up, (num_rows, size), of the product gate | up."""
+    if (multiply := find_kernel(x, weight)) is not None:
+        return multiply(x, weight, bias, scale=scale, is_gated=True).out
+    return gate(linear(x, weight, bias, scale=scale))
+
+
+def gate(gate_up: Tensor) -> Tensor:
+    """Return silu(gate) * up, (num_rows, size), of gate | up, which may be overwritten."""
+    if gate_up.is_cuda:
+        return silu_mul(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    # In place: fresh memory for a long prompt costs more than the arithmetic.
+    return functional.silu(gate, inplace=True).mul_(up)
+
+
+def linear_add_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    scale: Tensor | None,
+    residual: Tensor,
+    norm: Norm,
+) -> Normed | None:
+    """Return the normalised sum of product and ``residual``; None if nothing would be folded.
+
+    Rows that still lack their factor may be too large for float16.
+    """
+    if (multiply := find_kernel(x, weight)) is None or x.dtype == torch.float16:
+        return None
+    product = multiply(x, weight, bias, scale=scale, residual=residual, norm=norm)
+    assert product.values is not None
+    return Normed(product.values, product.out, product.square_sums, norm)
+
+
+def find_kernel(x: Tensor | Normed, weight: Tensor) -> Callable[..., Product] | None:
+    """Return the kernel that multiplies with so many rows; None where torch does."""
+    values = x.values if isinstance(x, Normed) else x
+    if not values.is_cuda:
+        return None
+    if len(values) == 1 and values.dtype in GEMV_TYPES:
+        return gemv
+    is_plain = values.dtype == weight.dtype == torch.bfloat16
+    if 1 < len(values) <= MAX_ROWS and is_plain and is_tuned_for(values.device):
+        return multiply_few_rows
+    return None
 
 
 class PackedWeight:

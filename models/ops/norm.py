@@ -4,12 +4,48 @@ Both read and write each element once, so their floor is bytes / bandwidth: 8 by
 bfloat16 residual stream (x, residual, sum, output), 4 without it.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from octavo.attention.ops.dependent_launch import can_start_early, wait_for_inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """What normalises the residual stream: x / rms(x) * weight."""
+
+    weight: Tensor  # (size,)
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Normed:
+    """Normalised rows but for a factor each, 1 / rms, which a product applies to its sums instead.
+
+    So the product that makes the stream needs not wait for whole rows, and nobody else has to.
+    """
+
+    values: Tensor  # (num_rows, size): the stream times the norm's weight
+    stream: Tensor  # (num_rows, size)
+    square_sums: Tensor | None  # (num_parts, num_rows) float32, of the stream, if known
+    norm: Norm
+
+    def apply(self) -> Tensor:
+        """Return the normalised rows."""
+        return rms_norm(self.stream, self.norm.weight, eps=self.norm.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What a product with folded neighbours makes."""
+
+    out: Tensor  # (num_rows, num_outputs)
+    values: Tensor | None = None  # given a norm: out times its weight
+    square_sums: Tensor | None = None  # (num_parts, num_rows) float32, of out, where it makes them
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float, out: Tensor | None = None) -> Tensor:

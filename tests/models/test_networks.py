@@ -4,6 +4,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from octavo.models.ops import linear
+from octavo.models.ops.few_rows import multiply_few_rows
+from octavo.models.ops.gemv import gemv
 from tests.checkpoints import build_random_model, tiny_config
 from tests.models.oracle import compute_logits, load, source_of
 
@@ -70,6 +73,29 @@ def test_a_packed_network_computes_the_same_logits(name, request):
     expected = compute_logits(model, IDS)
     model.pack()
     torch.testing.assert_close(compute_logits(model, IDS), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_tokens", [pytest.param(1, marks=pytest.mark.slow), 9])
+@pytest.mark.parametrize("name", ["qwen3", "llama with biases"])
+def test_a_network_with_few_rows_folds_its_norms_into_products(
+    name, num_tokens, tmp_path, monkeypatch
+):
+    model_type, changes = NETWORKS[name]
+    network = build_random_model(tiny_config(model_type, **changes))
+    randomise_vectors(network)
+    network.save_pretrained(tmp_path)
+    model = load(source_of(tmp_path))
+    expected = compute_logits(model, IDS[:num_tokens])
+    kernels = []
+
+    def find_kernel(x, weight):
+        kernels.append(gemv if num_tokens == 1 else multiply_few_rows)
+        return kernels[-1]
+
+    monkeypatch.setattr(linear, "find_kernel", find_kernel)
+    folded = compute_logits(model, IDS[:num_tokens])
+    torch.testing.assert_close(folded, expected, atol=1e-4, rtol=1e-4)
+    assert len(kernels) == 4 * model.config.num_layers + 1
 
 
 def test_packing_leaves_only_what_is_looked_up_or_small(tiny_tied):

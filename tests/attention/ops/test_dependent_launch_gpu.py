@@ -9,12 +9,12 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.attention.ops import decode, store_kv
-from octavo.models.ops import activation, gemv, norm
+from octavo.models.ops import activation, few_rows, gemv, norm
 from tests.checkpoints import tiny_config
 
 pytestmark = pytest.mark.gpu
 
-MODULES = (store_kv, decode, norm, activation, gemv)
+MODULES = (store_kv, decode, norm, activation, gemv, few_rows)
 QWEN3_0_6B = {
     "hidden_size": 1024,
     "intermediate_size": 3072,
@@ -37,8 +37,8 @@ def folder(tmp_path_factory):
     return folder
 
 
-def generate(folder):
-    """Sample from one request, which is a row alone, in the model's own graphs."""
+def generate(folder, *, num_requests):
+    """Sample from requests that decode together, in the model's own graphs."""
     llm = LLM(
         str(folder),
         load_format="dummy",
@@ -50,16 +50,17 @@ def generate(folder):
     params = SamplingParams(
         temperature=1.0, seed=3, max_tokens=300, ignore_eos=True, detokenize=False
     )
-    prompt = {"prompt_token_ids": list(range(100, 300))}
-    outputs = [llm.generate(prompt, params, use_tqdm=False)[0].outputs[0] for _ in range(3)]
+    prompts = [{"prompt_token_ids": list(range(100 + i, 300))} for i in range(num_requests)]
+    runs = [llm.generate(prompts, params, use_tqdm=False) for _ in range(3)]
     llm.shutdown()
-    return [list(output.token_ids) for output in outputs]
+    return [list(answer.outputs[0].token_ids) for answers in runs for answer in answers]
 
 
-def test_starting_early_changes_no_token(folder, monkeypatch):
-    early = generate(folder)
+@pytest.mark.parametrize("num_requests", [1, 3])
+def test_starting_early_changes_no_token(num_requests, folder, monkeypatch):
+    early = generate(folder, num_requests=num_requests)
     for module in MODULES:
-        monkeypatch.setattr(module, "can_start_early", lambda x: False)
-    late = generate(folder)
+        monkeypatch.setattr(module, "can_start_early", lambda x, **_: False)
+    late = generate(folder, num_requests=num_requests)
     assert len(set(late[0])) > 100
     assert early == late

@@ -8,6 +8,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.layers.attention import AttentionStyle, SelfAttention
 from octavo.models.layers.embedding import VocabParallelEmbedding
 from octavo.models.layers.mlp import GatedMLP
+from octavo.models.layers.norm import RMSNorm
 from octavo.models.layers.parallel import HeadSplit, Shard, Span, split_heads
 from octavo.models.layers.rotary import build_rotary_table
 from octavo.models.registry import check_tensor_parallel
@@ -33,7 +34,8 @@ CONFIG = ModelConfig(
     dtype="float32",
 )
 STYLE = AttentionStyle(qkv_bias=True, output_bias=True, has_head_norm=True)
-X = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+X, STREAM = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
+NORM = RMSNorm(32, eps=1e-6)
 
 
 def fill(layer):
@@ -61,12 +63,14 @@ def assert_ranks_agree(work, *, size):
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_mlp_of_all_ranks_is_the_whole_one(size):
-    assert_ranks_agree(lambda shard: fill(GatedMLP(CONFIG, shard))(X), size=size)
+    assert_ranks_agree(lambda shard: fill(GatedMLP(CONFIG, shard))(X, STREAM, NORM)[1], size=size)
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_attention_of_all_ranks_is_the_whole_one(size):
-    assert_ranks_agree(lambda shard: create_attention(shard)(X, dense_attention), size=size)
+    assert_ranks_agree(
+        lambda shard: create_attention(shard)(X, STREAM, dense_attention, NORM)[1], size=size
+    )
 
 
 @pytest.mark.parametrize("size", [2, 4, 7])

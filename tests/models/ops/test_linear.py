@@ -6,8 +6,17 @@ import torch
 from torch.nn import functional
 
 from octavo.models.ops import linear as linear_module
+from octavo.models.ops.few_rows import MAX_ROWS, is_tuned_for, multiply_few_rows
 from octavo.models.ops.gemv import gemv
-from octavo.models.ops.linear import PackedWeight, can_pack, linear, round_up
+from octavo.models.ops.linear import (
+    PackedWeight,
+    can_pack,
+    find_kernel,
+    linear,
+    linear_add_norm,
+    round_up,
+)
+from octavo.models.ops.norm import Norm
 
 
 def make_operands(num_rows, *, device, dtype=torch.float32):
@@ -20,9 +29,9 @@ def gemv_calls(monkeypatch):
     """Shapes of the weights that linear hands to the kernel."""
     calls = []
 
-    def record(x, weight, bias=None):
+    def record(x, weight, bias=None, **folded):
         calls.append(tuple(weight.shape))
-        return gemv(x, weight, bias)
+        return gemv(x, weight, bias, **folded)
 
     monkeypatch.setattr(linear_module, "gemv", record)
     return calls
@@ -43,6 +52,25 @@ def test_other_numbers_of_rows_and_other_types_are_left_to_torch(gemv_calls, num
     x, weight, bias = make_operands(num_rows, device="cuda", dtype=dtype)
     assert torch.equal(linear(x, weight, bias), functional.linear(x, weight, bias))
     assert not gemv_calls
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("num_rows", "is_few"), [(2, True), (MAX_ROWS, True), (65, False)])
+def test_few_rows_take_a_kernel_where_its_tiles_were_chosen(num_rows, is_few):
+    x, weight, _ = make_operands(num_rows, device="cuda", dtype=torch.bfloat16)
+    is_tuned = is_tuned_for(x.device)
+    assert find_kernel(x, weight) is (multiply_few_rows if is_few and is_tuned else None)
+    assert find_kernel(x, weight.to(torch.float8_e4m3fn)) is None
+
+
+@pytest.mark.gpu
+def test_rows_that_lack_their_factor_are_never_float16():
+    for dtype, is_folded in [(torch.bfloat16, True), (torch.float16, False)]:
+        x, weight, _ = make_operands(1, device="cuda", dtype=dtype)
+        norm = Norm(torch.ones(8, dtype=dtype, device="cuda"), 1e-6)
+        residual = torch.zeros(1, 8, dtype=dtype, device="cuda")
+        normed = linear_add_norm(x, weight, None, scale=None, residual=residual, norm=norm)
+        assert (normed is not None) == is_folded
 
 
 def test_a_cpu_computes_with_torch(gemv_calls):

@@ -1,0 +1,261 @@
+"""Tiles of products with few rows, timed where they run: in the graph of a whole network.
+
+Random weights; every row has a context of ``--context`` tokens; one graph of all layers and the
+head, the median of its replays. Prints one JSON line for plain kernels (cuBLAS, with norm,
+activation and sum beside it), one for the folded ones with the tiles that the rules choose, and one
+for each matrix: the tiles tried in its place, best first, and what the step took with each. The
+best of a matrix stays while the next one is tried.
+
+usage: python benchmarks/few_rows.py [qwen3-0.6b qwen3-8b] [--rows 1 2 8 16 32] [--no-tiles]
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from octavo.attention.backend import AttentionInputs
+from octavo.attention.triton_backend import TritonBackend
+from octavo.models.causal_lm import CausalLM
+from octavo.models.config import ModelConfig
+from octavo.models.layers.parallel import Shard
+from octavo.models.ops import few_rows, gemv, linear
+from octavo.models.qwen3 import build_qwen3
+from octavo.models.rope import RopeConfig
+
+BLOCK_SIZE = 16
+NUM_REPLAYS = 10
+SIZES = {  # hidden, intermediate, layers, heads
+    "qwen3-0.6b": (1024, 3072, 28, 16),
+    "qwen3-8b": (4096, 12288, 36, 32),
+}
+STAGES = ((64, 64, 5), (64, 128, 3), (64, 128, 4), (64, 128, 6), (64, 256, 3), (128, 64, 4))
+"""Features, inputs of a stage and stages that a program may have in shared memory."""
+MAX_SHARED_BYTES = 220_000
+PROGRAMS = (132, 264, 396, 528)
+"""Numbers of programs to come close to with parts: whole multiples of an H200's 132."""
+Key = tuple[int, int]
+"""What a rule chooses by: features and inputs; with one row inputs, and 1 if it is gated."""
+
+
+def build(name: str) -> CausalLM:
+    """Build a network of this shape on the GPU, with random weights."""
+    hidden, intermediate, num_layers, num_heads = SIZES[name]
+    config = ModelConfig(
+        architecture="Qwen3ForCausalLM",
+        vocab_size=151_936,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=8,
+        head_dim=128,
+        norm_eps=1e-6,
+        rope=RopeConfig(),
+        max_position_embeddings=40_960,
+        tie_word_embeddings=True,
+        sliding_windows=(None,) * num_layers,
+        dtype="bfloat16",
+    )
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        model = build_qwen3(config, Shard())
+    torch.set_default_dtype(torch.float32)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data.normal_(1, 0.1)
+        else:
+            parameter.data.normal_(0, parameter.shape[1] ** -0.5)
+    return model
+
+
+class Step:
+    """A decode step of some rows: what a graph captures."""
+
+    def __init__(self, model: CausalLM, *, num_rows: int, context: int) -> None:
+        num_blocks = -(-context // BLOCK_SIZE)
+        spec = model.kv_cache_spec(BLOCK_SIZE)
+        backend = TritonBackend(spec, num_rows * num_blocks, dtype=torch.bfloat16)
+        backend.kv_pool.normal_()
+        tables = torch.randperm(num_rows * num_blocks, device="cuda").int()
+        tables = tables.view(num_rows, num_blocks)
+        last = context - 1
+        self._inputs = AttentionInputs(
+            query_start=torch.arange(num_rows + 1, dtype=torch.int32, device="cuda"),
+            context_lengths=torch.full((num_rows,), context, dtype=torch.int32, device="cuda"),
+            block_tables=tables,
+            positions=torch.full((num_rows,), last, dtype=torch.int32, device="cuda"),
+            slot_mapping=tables[:, last // BLOCK_SIZE].long() * BLOCK_SIZE + last % BLOCK_SIZE,
+        )
+        self._ids = torch.randint(0, model.config.vocab_size, (num_rows,), device="cuda")
+        self._model = model
+        self._backend = backend
+
+    def run(self) -> Tensor:
+        """Launch all kernels of the step; return the logits."""
+        with torch.inference_mode():
+            hidden = self._model(self._ids, self._backend.bind(self._inputs))
+            return self._model.compute_logits(hidden)
+
+    def time_us(self) -> float:
+        """Return the median time of the step's graph."""
+        self.run()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.run()
+        times = [time_replay(graph) for _ in range(2 + NUM_REPLAYS)]
+        return 1000 * statistics.median(times[2:])
+
+
+def time_replay(graph: torch.cuda.CUDAGraph) -> float:
+    """Return the milliseconds of one replay."""
+    start, stop = torch.Event("cuda", enable_timing=True), torch.Event("cuda", enable_timing=True)
+    start.record()
+    graph.replay()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop))
+
+
+@contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Let nothing be folded and torch multiply, except with one row."""
+    layers = "octavo.models.layers.matrix"
+
+    def find_gemv(x: Tensor, weight: Tensor) -> Callable[..., Any] | None:
+        return gemv.gemv if len(x) == 1 else None
+
+    def silu_mul(*args: Any, **options: Any) -> Tensor:
+        return linear.gate(linear.linear(*args, **options))
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(linear, "find_kernel", find_gemv))
+        stack.enter_context(patch(f"{layers}.linear_silu_mul", silu_mul))
+        stack.enter_context(patch(f"{layers}.linear_add_norm", lambda *_, **__: None))
+        yield
+
+
+class Tiles:
+    """Tiles in place of those that the rules choose, by matrix."""
+
+    def __init__(self) -> None:
+        self._tiles: dict[Key, tuple[int, ...]] = {}
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Let the kernels take them."""
+        choose_few, choose_one = few_rows.choose_tile, gemv.choose_tile
+
+        def few(num_features: int, num_inputs: int) -> few_rows.Tile:
+            tile = self._tiles.get((num_features, num_inputs))
+            return few_rows.Tile(*tile) if tile else choose_few(num_features, num_inputs)
+
+        def one(num_inputs: int, itemsize: int, *, is_gated: bool = False) -> gemv.Tile:
+            if (tile := self._tiles.get((num_inputs, int(is_gated)))) is not None:
+                return gemv.Tile(*tile)
+            return choose_one(num_inputs, itemsize, is_gated=is_gated)
+
+        with (
+            patch.object(few_rows, "choose_tile", few),
+            patch.object(gemv, "choose_tile", one),
+        ):
+            yield
+
+    def tune(self, key: Key, tiles: Sequence[tuple[int, ...]], step: Step) -> list[list[float]]:
+        """Keep the fastest for a matrix; return the step's times, each in front of its tile."""
+        times: dict[tuple[int, ...], float] = {}
+        for tile in tiles:
+            self._tiles[key] = tile
+            times[tile] = step.time_us()
+        self._tiles[key] = min(times, key=times.__getitem__)
+        ordered = sorted(times.items(), key=lambda item: item[1])
+        return [[round(us, 1), *tile] for tile, us in ordered]
+
+
+def list_gemv_tiles(num_inputs: int) -> Iterator[tuple[int, ...]]:
+    """Yield tiles of a product with one row: few weights a thread, no masks."""
+    for num_warps in (1, 2, 4, 8, 16):
+        for rows in (1, 2):
+            for columns in (512, 1024, 2048, 4096):
+                if rows * columns // (32 * num_warps) in (8, 16, 32) and num_inputs % columns == 0:
+                    yield rows, columns, num_warps
+
+
+def list_tiles(num_rows: int, key: Key) -> list[tuple[int, ...]]:
+    """List the tiles worth a measurement; they cut the inputs without a rest."""
+    num_features, num_inputs = key
+    if num_rows == 1:
+        return list(list_gemv_tiles(num_inputs))
+    tiles: list[tuple[int, ...]] = []
+    for features, columns, num_stages in STAGES:
+        rows = next(size for size in few_rows.PADDED_ROWS if num_rows <= size)
+        if 2 * (features + rows) * columns * num_stages > MAX_SHARED_BYTES:
+            continue
+        num_tiles = -(-num_features // features)
+        parts = sorted({max(1, programs // num_tiles) for programs in PROGRAMS})
+        tiles += [
+            (features, columns, num_stages, num_parts)
+            for num_parts in parts
+            if num_inputs % (columns * num_parts) == 0
+        ]
+    return tiles
+
+
+def run(name: str, row_counts: Sequence[int], *, context: int, with_tiles: bool) -> None:
+    """Measure one model."""
+    model = build(name)
+    hidden, intermediate, _, num_heads = SIZES[name]
+    keys = {
+        "qkv": ((num_heads + 16) * 128, hidden),
+        "o": (hidden, num_heads * 128),
+        "gate_up": (2 * intermediate, hidden),
+        "down": (hidden, intermediate),
+    }
+    for num_rows in row_counts:
+        step = Step(model, num_rows=num_rows, context=context)
+        line = {"benchmark": "few_rows", "commit": find_commit(), "model": name, "rows": num_rows}
+        with plain_kernels():
+            report(line, plain_us=round(step.time_us(), 1))
+        report(line, folded_us=round(step.time_us(), 1))
+        tiles = Tiles()
+        for layer, key in keys.items() if with_tiles else ():
+            candidates = list_tiles(num_rows, key)
+            if num_rows == 1:
+                key = key[1], int(layer == "gate_up")
+            with tiles.used():
+                times = tiles.tune(key, candidates, step)
+            report(line, layer=layer, tiles=times)
+
+
+def find_commit() -> str:
+    """Return the short name of the commit that runs."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def report(line: dict[str, Any], **result: Any) -> None:
+    """Print one JSON line."""
+    print(json.dumps(line | result), flush=True)
+
+
+def main() -> None:
+    """Measure the models named on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", default=list(SIZES))
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 8, 16, 32])
+    parser.add_argument("--context", type=int, default=1100)
+    parser.add_argument("--no-tiles", action="store_true", help="do not try other tiles")
+    arguments = parser.parse_args()
+    for name in arguments.models:
+        run(name, arguments.rows, context=arguments.context, with_tiles=not arguments.no_tiles)
+
+
+if __name__ == "__main__":
+    main()
