@@ -5,6 +5,7 @@ time nor memory (docs/decisions/0005-templates-in-processes.md).
 """
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -18,6 +19,8 @@ from octavo.engine.template_process import LENGTH, Refused, Reply
 from octavo.engine.template_renderer import RenderJob, refuse_cost
 from octavo.entrypoints.http.errors import HttpError
 from octavo.errors import InvalidRequestError
+
+logger = logging.getLogger(__name__)
 
 NUM_PROCESSES = 4
 """Started when they are needed; a conversation waits for the others only if all are busy."""
@@ -98,14 +101,18 @@ class TemplatePool:
                 await self._end(process)
 
     async def _start(self) -> Process:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", MODULE),
-            *(str(self._time_limit_s), str(MEMORY_LIMIT_BYTES)),
-            stdin=PIPE,
-            stdout=PIPE,
-            env={"PYTHONPATH": os.pathsep.join(sys.path)},  # and nothing that is secret
-            start_new_session=True,  # Ctrl-C is for the server
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", MODULE),
+                *(str(self._time_limit_s), str(MEMORY_LIMIT_BYTES)),
+                stdin=PIPE,
+                stdout=PIPE,
+                env={"PYTHONPATH": os.pathsep.join(sys.path)},  # and nothing that is secret
+                start_new_session=True,  # Ctrl-C is for the server
+            )
+        except OSError as error:  # of memory, files or processes
+            logger.error("no process for chat templates can be started: %s", error)
+            raise HttpError(503, "the server has no room to render a chat template") from error
         self._all.add(process)
         return process
 
@@ -115,10 +122,13 @@ class TemplatePool:
             process.kill()
         await process.wait()
 
-    def _describe_end(self, status: int) -> InvalidRequestError:
+    def _describe_end(self, status: int) -> Exception:
+        """Return what the end of a process means: a signal was the template's fault."""
         if status == -signal.SIGALRM:
             return refuse_cost(f"it has not ended after {self._time_limit_s:g} s")
-        return refuse_cost(f"its process ended with status {status}")
+        if status < 0:
+            return refuse_cost(f"its process ended with status {status}")
+        return RuntimeError(f"a process for chat templates ended with status {status}")
 
 
 def _pack(job: RenderJob) -> bytes:

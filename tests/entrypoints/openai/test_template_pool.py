@@ -12,10 +12,11 @@ import pytest
 from octavo.engine.conversation import ChatOptions
 from octavo.engine.template_renderer import MAX_TEXT_CHARACTERS, RenderJob
 from octavo.entrypoints.http.errors import HttpError
+from octavo.entrypoints.openai import template_pool
 from octavo.entrypoints.openai.template_pool import TemplatePool
 from octavo.errors import InvalidRequestError
 
-LIMIT_S = 0.8
+LIMIT_S = 0.5
 GREETING = "hello {{ messages[0].content }}"
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 HOSTILE = {
@@ -107,7 +108,7 @@ def test_others_are_rendered_meanwhile():
             await asyncio.sleep(0)
             assert await templates.render(job(GREETING)) == "hello you"
             assert not slow.done()
-            with pytest.raises(InvalidRequestError, match=r"not ended after 0\.8 s"):
+            with pytest.raises(InvalidRequestError, match=r"not ended after 0\.5 s"):
                 await slow
 
     asyncio.run(run())
@@ -138,6 +139,20 @@ def test_process_that_is_killed_is_replaced():
             assert pid not in templates.pids
 
     asyncio.run(run())
+
+
+def test_process_that_cannot_work_is_the_servers_fault(monkeypatch):
+    async def run():
+        async with pool() as templates:
+            await templates.render(job(GREETING))
+
+    monkeypatch.setattr(template_pool, "MODULE", "octavo.no_such_module")
+    with pytest.raises(RuntimeError, match="status 1"):
+        asyncio.run(run())
+    monkeypatch.setattr(template_pool.sys, "executable", "/no/such/program")
+    with pytest.raises(HttpError, match="no room") as caught:
+        asyncio.run(run())
+    assert caught.value.status == 503
 
 
 def test_shutdown_ends_processes_that_work():
