@@ -202,7 +202,7 @@ def test_other_protocol_that_is_offered_costs_no_body(server, caplog, pieces, pr
     assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
-@pytest.mark.parametrize("bad", [b"hello\r\n", b"GET / HTTP/1.1\r\na: " + b"b" * 70_000])
+@pytest.mark.parametrize("bad", [b"hello\r\n", b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n"])
 def test_nothing_is_written_into_an_answer(bad):
     with running_server(EchoCore(step_time_s=0.005)) as live, RawClient(live) as client:
         client.send(HEAD + CHUNKED + as_chunk(ENDLESS) + b"0\r\n\r\n")

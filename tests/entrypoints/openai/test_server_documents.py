@@ -17,7 +17,7 @@ from octavo.entrypoints.http.body_limits import (
     MAX_BODY_DEPTH,
     MAX_BODY_VALUES,
 )
-from octavo.entrypoints.http.connection import NUM_HEALTH_CONNECTIONS
+from octavo.entrypoints.http.connection import MAX_PIPELINED_REQUESTS, NUM_HEALTH_CONNECTIONS
 from octavo.entrypoints.http.listener import KEEPALIVE_S, SEND_TIMEOUT_S
 from octavo.entrypoints.http.reasons import REASON_OF_STATUS, STATUS_OF_REASON
 from octavo.entrypoints.http.request_ids import MAX_ID_CHARACTERS
@@ -217,5 +217,6 @@ def test_limits_of_the_door_are_those_of_the_code():
         f"| {KEEPALIVE_S} s |",
         f"less {RESERVED_FILES}",
         f"the {NUM_HEALTH_CONNECTIONS + 1}rd beyond",
+        f"| {MAX_PIPELINED_REQUESTS:,} | the connection is closed |",
     ):
         assert value in section, value
