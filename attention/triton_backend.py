@@ -72,8 +72,9 @@ class TritonAttention:
     def __call__(self, layer: AttentionLayer, qkv: Tensor) -> Tensor:
         """Store k and v of all tokens, then attend."""
         cache = PagedKV(self._kv_pool[:, layer.index, 0], self._kv_pool[:, layer.index, 1])
+        plan = self._plan_decode(layer)  # in front of the store: decode reads it early
         q, out = store_kv(layer, qkv, inputs=self._inputs, cache=cache)
-        decode(layer, q, cache=cache, plan=self._plan_decode(layer), out=out)
+        decode(layer, q, cache=cache, plan=plan, out=out)
         if self._has_prefills:
             attend = prefill_on_hopper if can_prefill_on_hopper(layer, cache) else prefill
             attend(layer, q, cache=cache, plan=self._plan_prefill(layer, q.dtype), out=out)

@@ -13,7 +13,6 @@ os.environ["TRITON_INTERPRET"] = "0"
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +30,8 @@ from octavo.models.rope import RopeConfig
 from tests.machine_code import disassemble, find_early_accesses
 
 NUM_ROWS = (1, 8, 64)
+SETTLED = ("rotary_ptr", "positions_ptr", "slots_ptr", "shares_ptr")
+"""What the first kernels of a step write, if any: there is one between at the least."""
 FIRST_ARGUMENT = 0x210
 """Where the arguments of a kernel begin in constant bank 0 on Hopper."""
 CONFIG = ModelConfig(
@@ -66,7 +67,7 @@ def compile_decode_steps() -> list[Launch]:
     """Run a network over tensors without memory and compile what it launches early."""
     launches: dict[bytes, Launch] = {}
     run = JITFunction.run
-    num_rows, settled = 0, []
+    num_rows = 0
 
     def compile_only(kernel, *args, warmup=False, **options):
         mocks = [
@@ -75,7 +76,7 @@ def compile_decode_steps() -> list[Launch]:
         compiled = run(kernel, *mocks, warmup=True, **options)
         if options.get("launch_pdl"):
             arguments = dict(zip(kernel.arg_names, args, strict=False))
-            pointers = find_activations(compiled.src.signature, arguments, settled)
+            pointers = find_activations(compiled.src.signature, arguments)
             cubin = compiled.asm["cubin"]
             launches.setdefault(cubin, Launch(kernel.fn.__name__, num_rows, cubin, pointers))
         return compiled
@@ -92,11 +93,6 @@ def compile_decode_steps() -> list[Launch]:
         torch.set_default_dtype(torch.float32)
         for num_rows in NUM_ROWS:
             inputs = make_inputs(num_rows)
-            settled = [
-                model.layers[0].self_attn.layer.rotary,
-                inputs.positions,
-                inputs.slot_mapping,
-            ]
             ids = torch.zeros(num_rows, dtype=torch.int64)
             model.compute_logits(model(ids, backend.bind(inputs)))
     return list(launches.values())
@@ -127,21 +123,15 @@ def make_inputs(num_rows: int) -> AttentionInputs:
     )
 
 
-def find_activations(
-    signature: dict[str, str], arguments: dict, settled: Sequence[Tensor]
-) -> dict[int, str]:
-    """Lay out the arguments as the compiler does; return pointers to what kernels write.
-
-    What is ``settled`` was written by kernels that have ended, with one between at the least.
-    """
+def find_activations(signature: dict[str, str], arguments: dict) -> dict[int, str]:
+    """Lay out the arguments as the compiler does; return pointers to what kernels write."""
     offset, found = FIRST_ARGUMENT, {}
     for name, kind in signature.items():
         if kind == "constexpr":
             continue
         size = 8 if kind.startswith("*") or kind.endswith("64") else 4
         offset = -(-offset // size) * size
-        value = arguments[name]
-        is_settled = isinstance(value, nn.Parameter) or any(value is one for one in settled)
+        is_settled = name in SETTLED or isinstance(arguments[name], nn.Parameter)
         if kind.startswith("*") and not is_settled:
             found[offset] = name
         offset += size

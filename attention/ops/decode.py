@@ -137,8 +137,9 @@ def _decode_kernel(
     PDL: tl.constexpr,
 ):
     """Walk one share of each line."""
-    wait_for_inputs(PDL)
+    # The plan is older than the kernel in front: reading it need not wait.
     row_share = _load_share(shares_ptr + tl.program_id(0) * SHARE_FIELDS)
+    wait_for_inputs(PDL)
     heads: tl.constexpr = (NUM_KV_HEADS, GROUP, HEAD_DIM, HEAD_PAD)
     tiling: tl.constexpr = (BLOCK_SIZE, TILE, INPUT_PRECISION, MERGED_ELEMENTS)
     io = (out_ptr, q_ptr, scale, readers_ptr)
