@@ -159,7 +159,8 @@ def _multiply_all(model: CausalLM, num_rows: int) -> None:
         for layer in model.layers:
             assert isinstance(layer, DecoderLayer)
             block = layer.self_attn
-            layer.mlp(block.o_proj(block.qkv_proj(hidden)[:, : block.o_proj.inputs.length]))
+            x = block.o_proj(block.qkv_proj(hidden)[:, : block.o_proj.inputs.length])
+            layer.mlp(x, hidden, layer.input_layernorm)
         model.compute_logits(hidden)
 
 
