@@ -70,6 +70,7 @@ class Generation:
             timeout_s=self.asked.body.timeout,
             arrival_s=self.asked.arrival_s,
         )
+        service.check_admission()  # it may have begun to end while the prompt was read
         stream = await service.engine.add(self.asked.prompts, self.asked.params, conditions)
         headers = report_ignored_fields(self.asked.ignored_fields)
         if self.asked.body.stream:

@@ -33,12 +33,20 @@ class Service:
         Raises:
             HttpError: there is no such model, or the server is ending.
         """
-        if self.is_draining:
-            raise HttpError(503, "the server is shutting down", reason_code="shutting_down")
+        self.check_admission()
         if name is None:
             return self.model_names[0]
         self.check_model(name)
         return name
+
+    def check_admission(self) -> None:
+        """Do nothing while requests are taken.
+
+        Raises:
+            HttpError: the server is ending.
+        """
+        if self.is_draining:
+            raise HttpError(503, "the server is shutting down", reason_code="shutting_down")
 
     def check_model(self, name: str) -> None:
         """Do nothing if this is a name of the model.

@@ -1,6 +1,7 @@
 """How a server begins and ends."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -42,6 +43,28 @@ def test_stop_with_drain_time_lets_requests_finish_and_admits_none():
     assert stream.events[-1]["choices"][0]["finish_reason"] == "length"
     assert plain.json["usage"]["completion_tokens"] == 100
     assert server.status == 0
+
+
+def test_request_whose_prompt_is_read_when_the_server_is_told_to_end_is_refused(monkeypatch):
+    body = {"prompt": "ab", "max_tokens": 4000}
+    with running_server(EchoCore(**SLOW)) as server:
+        prompts = server.service.engine.prompts
+        encode, begun, may_end = prompts.encode, [], threading.Event()
+
+        async def encode_slowly(*arguments):
+            begun.append(arguments)
+            await asyncio.to_thread(may_end.wait, TIMEOUT_S)
+            return await encode(*arguments)
+
+        monkeypatch.setattr(prompts, "encode", encode_slowly)
+        collect = server.start_posts("/v1/completions", body | {"stream": True}, body)
+        server.wait_until(lambda: len(begun) == 2)
+        server.stop()
+        server.call(asyncio.sleep(0))
+        may_end.set()
+        for refused in collect():
+            assert (refused.status, refused.json["error"]["reason_code"]) == (503, "shutting_down")
+    assert server.core.num_added == 0
 
 
 def test_port_closes_at_once():
