@@ -6,8 +6,8 @@ from fastapi.responses import PlainTextResponse
 import octavo
 from octavo.entrypoints.http.errors import install_error_handlers
 from octavo.entrypoints.openai.administration import AdminEndpoints
-from octavo.entrypoints.openai.chat import ChatEndpoint
-from octavo.entrypoints.openai.completions import CompletionsEndpoint
+from octavo.entrypoints.openai.chat import ChatCompletionRequest, ChatEndpoint
+from octavo.entrypoints.openai.completions import CompletionRequest, CompletionsEndpoint
 from octavo.entrypoints.openai.information import InformationEndpoints
 from octavo.entrypoints.openai.model_cards import ModelEndpoints
 from octavo.entrypoints.openai.openapi import (
@@ -17,7 +17,6 @@ from octavo.entrypoints.openai.openapi import (
     describe_generation,
     describe_rendering,
 )
-from octavo.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from octavo.entrypoints.openai.service import Service
 from octavo.entrypoints.openai.tokenization import (
     DetokenizeAnswer,

@@ -2,22 +2,64 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from fastapi import Request, Response
+from pydantic import Field
 
 from octavo.engine.prompt import EncodedPrompt, Prompt, TextPrompt, TokensPrompt
 from octavo.entrypoints.http.request_body import read_body
 from octavo.entrypoints.http.request_ids import choose_request_id
 from octavo.entrypoints.openai.echo import Echo
+from octavo.entrypoints.openai.fields import Refused
 from octavo.entrypoints.openai.forms import CompletionForm
 from octavo.entrypoints.openai.generation import Asked, Generation
-from octavo.entrypoints.openai.protocol import MAX_CHOICES, CompletionRequest
+from octavo.entrypoints.openai.protocol import (
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    GenerationRequest,
+    Strings,
+    TokenIds,
+)
+from octavo.entrypoints.openai.refused_fields import REFUSED_EVERYWHERE, REFUSED_IN_COMPLETIONS
 from octavo.entrypoints.openai.service import Service
 from octavo.errors import InvalidRequestError
 
 LONG_ECHO_TOKENS = 1_000
 """Longer echoes are spelled off the event loop."""
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of /v1/completions."""
+
+    refused: ClassVar[Refused] = {**REFUSED_EVERYWHERE, **REFUSED_IN_COMPLETIONS}
+
+    prompt: str | TokenIds | Strings | Annotated[list[TokenIds], Field(fail_fast=True)] | None = (
+        None
+    )
+    max_tokens: int | None = 16
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives to report at each token; None reports nothing."""
+        return self.logprobs
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens of an answer; null is as many as fit."""
+        return self.max_tokens
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """As for all; a prompt that is only to be repeated is computed for them too."""
+        count = super().num_prompt_logprobs
+        return 0 if count is None and self.echo and self.max_tokens == 0 else count
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """True by default: prompts are bare texts."""
+        return self.add_special_tokens is not False
 
 
 class CompletionsEndpoint:

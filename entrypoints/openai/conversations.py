@@ -1,12 +1,17 @@
 """The messages of a body to the text of a prompt, for chats and for counting their tokens."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Annotated, Any, Literal, Protocol, cast
+
+from pydantic import Field
 
 from octavo.engine.conversation import ChatOptions, ContentFormat, Message
 from octavo.entrypoints.openai.service import Service
 from octavo.entrypoints.server_settings import ServerSettings
 from octavo.errors import InvalidRequestError
+
+Documents = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ConversationBody(Protocol):

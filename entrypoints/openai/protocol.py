@@ -1,11 +1,10 @@
-"""The JSON bodies of the generation endpoints, and what becomes of each field.
+"""What the JSON bodies of the generation endpoints have in common; each has its own in its file.
 
 A field of OpenAI's or vLLM's API is supported or refused (see ``fields``); docs/server.md has the
 table.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,8 +15,6 @@ from octavo.entrypoints.openai.fields import JsonBody, Refused
 from octavo.entrypoints.openai.forms import ReplyShape
 from octavo.entrypoints.openai.refused_fields import (
     REFUSED_EVERYWHERE,
-    REFUSED_IN_CHAT,
-    REFUSED_IN_COMPLETIONS,
 )
 from octavo.entrypoints.openai.usage import UsageReports
 from octavo.entrypoints.server_settings import ServerSettings
@@ -32,8 +29,6 @@ MAX_LOGPROBS = 20
 
 Strings = Annotated[list[str], Field(fail_fast=True)]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
-Documents = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(BaseModel):
@@ -213,87 +208,6 @@ class GenerationRequest(JsonBody):
                 parameter="truncate_prompt_tokens",
             )
         return length
-
-
-class CompletionRequest(GenerationRequest):
-    """Body of /v1/completions."""
-
-    refused: ClassVar[Refused] = {**REFUSED_EVERYWHERE, **REFUSED_IN_COMPLETIONS}
-
-    prompt: str | TokenIds | Strings | Annotated[list[TokenIds], Field(fail_fast=True)] | None = (
-        None
-    )
-    max_tokens: int | None = 16
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-
-    @property
-    def num_logprobs(self) -> int | None:
-        """How many alternatives to report at each token; None reports nothing."""
-        return self.logprobs
-
-    @property
-    def token_limit(self) -> int | None:
-        """The most tokens of an answer; null is as many as fit."""
-        return self.max_tokens
-
-    @property
-    def num_prompt_logprobs(self) -> int | None:
-        """As for all; a prompt that is only to be repeated is computed for them too."""
-        count = super().num_prompt_logprobs
-        return 0 if count is None and self.echo and self.max_tokens == 0 else count
-
-    @property
-    def adds_special_tokens(self) -> bool:
-        """True by default: prompts are bare texts."""
-        return self.add_special_tokens is not False
-
-
-class ChatCompletionRequest(GenerationRequest):
-    """Body of /v1/chat/completions."""
-
-    refused: ClassVar[Refused] = {**REFUSED_EVERYWHERE, **REFUSED_IN_CHAT}
-
-    messages: Annotated[list[dict[str, Any]], Field(fail_fast=True)]
-    max_tokens: int | None = None
-    """OpenAI's older name of ``max_completion_tokens``, which wins."""
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template: str | None = None
-    """Needs a server that trusts the templates of its clients."""
-    chat_template_kwargs: dict[str, Any] | None = None
-    documents: Documents | None = None
-    reasoning_effort: ReasoningEffort | None = None
-    """A variable of the template, which must read it."""
-    return_prompt_text: bool | None = None
-
-    @property
-    def num_logprobs(self) -> int | None:
-        """How many alternatives to report at each token; None reports nothing."""
-        if self.top_logprobs and not self.logprobs:
-            raise InvalidRequestError(
-                "top_logprobs needs logprobs to be true", parameter="top_logprobs"
-            )
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-    @property
-    def token_limit(self) -> int | None:
-        """The most tokens of an answer; None is as many as fit."""
-        if self.max_completion_tokens is not None:
-            return self.max_completion_tokens
-        return self.max_tokens
-
-    @property
-    def adds_special_tokens(self) -> bool:
-        """False by default: the template writes them."""
-        return bool(self.add_special_tokens)
-
-    @property
-    def reply_shape(self) -> ReplyShape:
-        """As for all; a chat can show its prompt, too."""
-        return replace(super().reply_shape, has_prompt_text=bool(self.return_prompt_text))
 
 
 def _read_logit_bias(biases: Mapping[str, float]) -> dict[int, float]:

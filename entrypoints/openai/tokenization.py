@@ -13,9 +13,8 @@ from pydantic.config import JsonDict
 from octavo.engine.prompt_encoder import LONG_PROMPT_CHARACTERS
 from octavo.engine.tokenizer import Tokenizer
 from octavo.entrypoints.http.request_body import read_body
-from octavo.entrypoints.openai.conversations import render_conversation
+from octavo.entrypoints.openai.conversations import Documents, ReasoningEffort, render_conversation
 from octavo.entrypoints.openai.fields import JsonBody, Refused, report_ignored_fields
-from octavo.entrypoints.openai.protocol import Documents, ReasoningEffort
 from octavo.entrypoints.openai.service import Service
 from octavo.errors import InvalidRequestError
 

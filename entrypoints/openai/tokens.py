@@ -14,16 +14,14 @@ from fastapi import Request, Response
 from pydantic import Field, ValidationError
 
 from octavo.entrypoints.http.request_body import describe_invalid, read_body
-from octavo.entrypoints.openai.chat import ChatEndpoint
-from octavo.entrypoints.openai.completions import CompletionsEndpoint
+from octavo.entrypoints.openai.chat import ChatCompletionRequest, ChatEndpoint
+from octavo.entrypoints.openai.completions import CompletionRequest, CompletionsEndpoint
 from octavo.entrypoints.openai.fields import JsonBody, Refused, report_ignored_fields
 from octavo.entrypoints.openai.forms import Choice, Opening, ReplyShape
 from octavo.entrypoints.openai.generation import Asked, Generation
 from octavo.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
 from octavo.entrypoints.openai.protocol import (
     SAMPLING_FIELDS,
-    ChatCompletionRequest,
-    CompletionRequest,
     StreamOptions,
     TokenIds,
 )

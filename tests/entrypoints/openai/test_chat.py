@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from octavo.entrypoints.openai.protocol import ChatCompletionRequest
+from octavo.entrypoints.openai.chat import ChatCompletionRequest
 from octavo.entrypoints.openai.template_pool import TemplatePool
 from octavo.entrypoints.server_settings import ServerSettings
 from tests.live_server import create_echo_model, running_server

@@ -21,13 +21,13 @@ from octavo.entrypoints.http.connection import MAX_PIPELINED_REQUESTS, NUM_HEALT
 from octavo.entrypoints.http.listener import KEEPALIVE_S, SEND_TIMEOUT_S
 from octavo.entrypoints.http.reasons import REASON_OF_STATUS, STATUS_OF_REASON
 from octavo.entrypoints.http.request_ids import MAX_ID_CHARACTERS
+from octavo.entrypoints.openai.chat import ChatCompletionRequest
+from octavo.entrypoints.openai.completions import CompletionRequest
 from octavo.entrypoints.openai.fields import MAX_JSON_DEPTH
 from octavo.entrypoints.openai.protocol import (
     MAX_CHOICES,
     MAX_LOGPROBS,
     MAX_N,
-    ChatCompletionRequest,
-    CompletionRequest,
 )
 from octavo.entrypoints.openai.server import RECEIVE_TIMEOUT_S
 from octavo.entrypoints.openai.template_pool import (
