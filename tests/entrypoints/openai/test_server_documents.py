@@ -112,6 +112,13 @@ def test_every_route_is_in_the_table(server):
     assert listed == routes | documents
 
 
+def test_routes_that_are_said_to_be_missing_are(server):
+    sentence = SERVER.split("Of vLLM's routes these are not here, and 404:")[1].split("\n\n")[0]
+    paths = re.findall(r"`(/[^`]+)`", sentence)
+    assert len(paths) > 8
+    assert {server.post(path, {}).status for path in paths} == {404}
+
+
 def test_every_reason_is_in_the_table_with_its_status():
     rows = read_table(SERVER, "### Reasons")
     assert {row[0].strip("`"): int(row[1]) for row in rows} == STATUS_OF_REASON
