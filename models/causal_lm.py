@@ -34,7 +34,14 @@ class CausalLM(nn.Module):
         self.config = config
         self.shard = shard
         self.embed_tokens = VocabParallelEmbedding(
-            config.vocab_size, config.hidden_size, shard=shard
+            config.vocab_size,
+            config.hidden_size,
+            shard=shard,
+            is_quantized=(
+                config.quantization is not None
+                and config.quantization.embedding
+                and not config.tie_word_embeddings
+            ),
         )
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
@@ -42,12 +49,7 @@ class CausalLM(nn.Module):
         self.lm_head = (
             self.embed_tokens
             if config.tie_word_embeddings
-            else VocabParallelEmbedding(
-                config.vocab_size,
-                config.hidden_size,
-                shard=shard,
-                is_quantized=config.quantization is not None and config.quantization.head,
-            )
+            else VocabParallelEmbedding(config.vocab_size, config.hidden_size, shard=shard)
         )
 
     def forward(self, input_ids: Tensor, attention: Attention) -> Tensor:

@@ -27,12 +27,12 @@ class FlatNetwork:
         assert model.shard.size == 1, "a shard of a network is not flattened"
         self.network = model
         self._layers = [_flatten(layer) for layer in model.layers]
-        self._embedding = model.embed_tokens.matrix.weight
+        self._embed = model.embed_tokens.forward
         self._norm, self._eps = model.norm.weight, model.norm.eps
 
     def __call__(self, input_ids: Tensor, attention: Attention) -> Tensor:
         """Map (num_tokens,) ids to normalised hidden states, (num_tokens, hidden_size)."""
-        total, eps = functional.embedding(input_ids, self._embedding), self._eps
+        total, eps = self._embed(input_ids), self._eps
         size = self._norm.shape
         for layer in self._layers:
             x = torch.rms_norm(total, size, layer.input_norm, eps)

@@ -18,19 +18,19 @@ _MATRICES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """Matrices of the layers in e4m3 with one scale per output; embeddings and norms are not.
+    """Matrices of the layers in e4m3 with one scale per output; norms and the output head are not.
 
-    ``head`` is whether an output head that is not the embedding is kept so, too. ``is_stored`` is
-    whether the checkpoint holds 8-bit floats; with a scale for each ``block`` of so many outputs
-    and inputs, if it says so.
+    ``embedding`` is whether an embedding that is not the head, too, is kept so, with a scale a row.
+    ``is_stored`` is whether the checkpoint holds 8-bit floats; with a scale for each ``block`` of
+    so many outputs and inputs, if it says so.
     """
 
-    head: bool
+    embedding: bool
     is_stored: bool
     block: tuple[int, int] | None = None
 
 
-ONLINE = Quantization(head=True, is_stored=False)
+ONLINE = Quantization(embedding=True, is_stored=False)
 """What ``quantization="fp8"`` makes of a checkpoint of plain floats."""
 
 
@@ -65,7 +65,7 @@ def _parse_fp8(scheme: Fields, num_layers: int) -> Quantization:
     for name in ("ignored_layers", "modules_to_not_convert"):
         _check_ignored(scheme, name, num_layers)
     block = _parse_block(scheme, "weight_block_size")
-    return Quantization(head=False, is_stored=True, block=block)
+    return Quantization(embedding=False, is_stored=True, block=block)
 
 
 def _parse_compressed(scheme: Fields, num_layers: int) -> Quantization:
@@ -87,10 +87,10 @@ def _parse_compressed(scheme: Fields, num_layers: int) -> Quantization:
             raise part.refuse("num_bits", "only 8 is supported")
     match weights.text("strategy"):
         case "tensor" | "channel":
-            return Quantization(head=False, is_stored=True)
+            return Quantization(embedding=False, is_stored=True)
         case "block":
             block = _parse_block(weights, "block_structure")
-            return Quantization(head=False, is_stored=True, block=block)
+            return Quantization(embedding=False, is_stored=True, block=block)
     raise weights.refuse("strategy", "supported are tensor, channel and block")
 
 

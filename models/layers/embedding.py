@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.models.layers.matrix import Matrix
 from octavo.models.layers.parallel import Shard
 from octavo.models.layers.weights import CheckpointTensor
+from octavo.models.ops.embedding import look_up
+from octavo.models.ops.fp8 import dequantize_rows
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -21,6 +24,7 @@ class VocabParallelEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         self.vocab_size = vocab_size
+        self.dtype = torch.get_default_dtype()
         self.shard = shard
         num_rows = -(-vocab_size // shard.size)
         self.first_row = min(shard.rank * num_rows, vocab_size)
@@ -37,10 +41,10 @@ class VocabParallelEmbedding(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         """Look up (num_tokens,) ids below ``vocab_size``: (num_tokens, hidden_size)."""
         if self.shard.size == 1:
-            return functional.embedding(input_ids, self.matrix.weight)
+            return self._look_up(input_ids)
         row = input_ids - self.first_row
         is_mine = (row >= 0) & (row < self.num_used_rows)
-        hidden = functional.embedding(row * is_mine, self.matrix.weight) * is_mine.unsqueeze(-1)
+        hidden = self._look_up(row * is_mine) * is_mine.unsqueeze(-1)
         return self.shard.collective.all_reduce(hidden)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -56,6 +60,15 @@ class VocabParallelEmbedding(nn.Module):
             rows=slice(self.num_used_rows),
             start=self.first_row,
         )
+
+    def _look_up(self, rows: Tensor) -> Tensor:
+        weight, scale = self.matrix.weight, self.matrix.scale
+        if scale is None:
+            return functional.embedding(rows, weight)
+        if rows.is_cuda:
+            return look_up(rows, weight, scale, self.dtype)
+        values = weight.view(torch.uint8).index_select(0, rows).view(weight.dtype)
+        return dequantize_rows(values, scale.index_select(0, rows), self.dtype)
 
     def _padding(self) -> list[Tensor]:
         return [parameter[self.num_used_rows :] for parameter in self.matrix.parameters()]

@@ -71,13 +71,13 @@ def assert_close_to_quantised(values, exact):
     assert ((values - exact).abs() <= bound * (1 + 1e-5)).all()
 
 
-def test_all_matrices_of_layers_and_an_untied_head_are_quantised(tiny_spm, tiny_tied):
+def test_all_matrices_of_layers_and_an_untied_embedding_are_quantised(tiny_spm, tiny_tied):
     for folder, num_others in ((tiny_spm, 1), (tiny_tied, 0)):
         model = load_online(folder)
         names = find_matrices(model)
         assert len(names) == 4 * model.config.num_layers + num_others
-        assert ("lm_head.matrix.weight" in names) == bool(num_others)
-        assert model.embed_tokens.matrix.weight.dtype == torch.float32
+        assert ("embed_tokens.matrix.weight" in names) == bool(num_others)
+        assert model.lm_head.matrix.weight.dtype == torch.float32
 
 
 @pytest.mark.parametrize("kind", EXACT_KINDS)
@@ -139,7 +139,7 @@ def test_two_ranks_compute_what_one_does(kind, tmp_path):
         assert (logits - whole).norm() <= tolerance * whole.norm()
 
 
-def test_the_last_of_many_ranks_has_padding_in_its_quantised_head(tiny_9heads):
+def test_the_last_of_many_ranks_has_padding_in_its_quantised_embedding(tiny_9heads):
     logits = ThreadRanks(9).run(
         lambda shard: compute_logits(load_online(tiny_9heads, shard=shard), IDS)
     )
