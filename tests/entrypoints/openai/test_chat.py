@@ -248,7 +248,7 @@ def test_endless_template_is_the_clients_error_and_holds_up_nobody():
     template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     endless = {"messages": HELLO, "chat_template": template}
     with running_server(
-        trust_request_chat_template=True, templates=TemplatePool(time_limit_s=0.5)
+        trust_request_chat_template=True, templates=TemplatePool(time_limit_s=0.8)
     ) as server:
         collect = server.start_posts("/v1/chat/completions", endless, endless | {"stream": True})
         longest = 0.0
@@ -258,6 +258,6 @@ def test_endless_template_is_the_clients_error_and_holds_up_nobody():
             longest = max(longest, time.monotonic() - start)
         replies = collect()
         assert server.post("/v1/chat/completions", {"messages": HELLO}).status == 200
-    assert longest < 0.5
+    assert longest < 0.8  # nobody waited for the template
     assert [reply.status for reply in replies] == [400, 400]
     assert {reply.json["error"]["reason_code"] for reply in replies} == {"chat_template_too_slow"}
