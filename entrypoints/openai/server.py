@@ -177,7 +177,8 @@ class Server:
 
     async def _end_with_engine(self) -> None:
         reason = await self._engine.wait_until_dead()
-        logger.critical("the engine died: %s", reason)
+        if not self._http.force_exit:  # else it was killed on purpose
+            logger.critical("the engine died: %s", reason)
         self._status = 1
         await asyncio.sleep(EXIT_DELAY_S)
         self._service.is_draining = True

@@ -194,6 +194,7 @@ def test_second_sigterm_does_not_wait_for_requests(small):
         assert served.wait() == 1
         assert_gone(children)
         collect()
+    assert "the engine died" not in served.log
 
 
 @pytest.mark.slow
