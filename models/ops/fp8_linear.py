@@ -7,12 +7,17 @@ Which form is used depends on the number of rows and their type alone::
     others, and on a CPU     as they are            dequantised for each product
 """
 
+import logging
+from functools import cache
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from octavo.models.ops.fp8 import dequantize_rows
 from octavo.models.ops.quantize import quantize
+
+logger = logging.getLogger(__name__)
 
 MULTIPLE = 16
 """What numbers of inputs and outputs must be a multiple of for torch's 8-bit product."""
@@ -23,9 +28,10 @@ def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = N
 
     x is (num_rows, in_features) of any float type, weight e4m3, scale (out_features,) float32.
     """
-    if can_multiply_scaled(x, weight):
-        return multiply_scaled(x, weight, scale, bias)
-    return functional.linear(x, dequantize_rows(weight, scale, x.dtype), bias)
+    y = multiply_scaled(x, weight, scale) if can_multiply_scaled(x, weight) else None
+    if y is None:
+        return functional.linear(x, dequantize_rows(weight, scale, x.dtype), bias)
+    return y if bias is None else y.add_(bias)
 
 
 def can_multiply_scaled(x: Tensor, weight: Tensor) -> bool:
@@ -34,15 +40,34 @@ def can_multiply_scaled(x: Tensor, weight: Tensor) -> bool:
     return x.is_cuda and x.dtype == torch.bfloat16 and len(x) > 0 and is_even
 
 
-def multiply_scaled(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Multiply 8-bit floats: each row of x is quantised, with a scale of its own."""
+def multiply_scaled(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor | None:
+    """Multiply 8-bit floats: each row of x is quantised, with a scale of its own.
+
+    None where cuBLAS has no such product for these shapes, which is logged. It lacks some with a
+    bias, so it is never given one.
+    """
     values, row_scale = quantize(x)
-    return torch._scaled_mm(
-        values,
-        weight.t(),
-        scale_a=row_scale[:, None],
-        scale_b=scale[None, :],
-        bias=bias,
-        out_dtype=x.dtype,
-        use_fast_accum=True,
+    try:
+        return torch._scaled_mm(
+            values,
+            weight.t(),
+            scale_a=row_scale[:, None],
+            scale_b=scale[None, :],
+            out_dtype=x.dtype,
+            use_fast_accum=True,
+        )
+    except RuntimeError as error:
+        if "CUBLAS_STATUS_NOT_SUPPORTED" not in str(error):
+            raise
+        _warn_of_shape(len(x), *weight.shape)
+        return None
+
+
+@cache
+def _warn_of_shape(num_rows: int, num_outputs: int, num_inputs: int) -> None:
+    logger.warning(
+        "cuBLAS has no 8-bit product of %d rows with a weight of %d x %d: it is dequantised",
+        num_rows,
+        num_outputs,
+        num_inputs,
     )

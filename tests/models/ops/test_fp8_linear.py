@@ -59,6 +59,42 @@ def test_many_rows_are_multiplied_as_they_are_quantised(num_rows, shape):
     assert error.norm() < 2**-8 * expected.norm()
 
 
+@pytest.fixture
+def fast_product(monkeypatch):
+    """Let a function stand in for torch's 8-bit product, and let it be chosen."""
+
+    def install(product):
+        monkeypatch.setattr(torch, "_scaled_mm", product)
+        monkeypatch.setattr(fp8_linear_module, "can_multiply_scaled", lambda x, weight: True)
+
+    return install
+
+
+def fail(error):
+    def product(*args, **kwargs):
+        raise error
+
+    return product
+
+
+def test_a_product_that_cublas_lacks_is_dequantised_and_said_once(
+    fast_product, caplog, rounding_interpreter
+):
+    fast_product(fail(RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling")))
+    x, weight, scale, bias = make_operands(3)
+    for _ in range(2):
+        assert_product(fp8_linear(x, weight, scale, bias), x, weight, scale, bias)
+    assert caplog.messages == [
+        "cuBLAS has no 8-bit product of 3 rows with a weight of 48 x 64: it is dequantised"
+    ]
+
+
+def test_other_errors_of_the_product_are_raised(fast_product, rounding_interpreter):
+    fast_product(fail(torch.OutOfMemoryError("CUDA out of memory")))
+    with pytest.raises(torch.OutOfMemoryError):
+        fp8_linear(*make_operands(3))
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", [(3, 64), (2, 576), (1, 3000)])
 def test_the_kernel_quantises_as_torch_does(shape, dtype, rounding_interpreter):
