@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from octavo.attention.backend import AttentionBackend
+from octavo.attention.ops.dependent_launch import MAX_ROWS
 from octavo.executor.compile_ahead import compiling_ahead
 from octavo.executor.device_logprobs import LogprobReadback, PromptLogprobReadback
 from octavo.executor.device_rows import DeviceRows
@@ -38,6 +39,8 @@ from octavo.models.causal_lm import CausalLM
 from octavo.models.ops.few_rows import PADDED_ROWS
 
 MIN_UPLOAD_WORDS = 2**20
+FEW_TOKENS = (*PADDED_ROWS, MAX_ROWS)
+"""Numbers of tokens up to which products, or the launches of kernels, are others."""
 
 
 class DeviceRunner:
@@ -89,7 +92,7 @@ class DeviceRunner:
         sizes = [*(size for size in VARIED_BATCHES if size < num_rows), num_rows]
         shapes = [StepShape.padded(size, size) for size in sizes]
         shapes += [StepShape.padded(size, 2 * size) for size in sizes]
-        shapes += [StepShape.padded(1, size) for size in PADDED_ROWS]
+        shapes += [StepShape.padded(min(size, num_rows), size) for size in FEW_TOKENS]
         shapes.append(StepShape.padded(num_rows, num_tokens))
         with torch.inference_mode(), torch.cuda.stream(self._stream), compiling_ahead():
             for shape in shapes:
