@@ -45,3 +45,15 @@ def match_cache(q, k_ptr):
     if k_ptr.dtype.element_ty.primitive_bitwidth == 8 and q.dtype == tl.bfloat16:
         q = q.to(tl.float16)
     return q
+
+
+@triton.jit
+def split_pairs(pairs, dtype: tl.constexpr):
+    """Return the even and the odd elements of rows of e4m3 that were loaded two at a time.
+
+    What the matrix units read by columns comes out of shared memory in units of 16 bits: single
+    bytes would be loaded one by one.
+    """
+    even = pairs.to(tl.int8).to(tl.float8e4nv, bitcast=True)
+    odd = (pairs >> 8).to(tl.int8).to(tl.float8e4nv, bitcast=True)
+    return even.to(dtype), odd.to(dtype)

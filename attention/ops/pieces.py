@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from octavo.attention.ops.paged_kv import split_pairs
 from octavo.attention.ops.rows import first_visible
 
 
@@ -25,8 +26,13 @@ def attend(
     INPUT_PRECISION: tl.constexpr,
 ):
     """Return sum(p v), sum(p) and max(s) of q over the tokens [start, stop) of one segment."""
+    # The output's even and odd elements are summed apart where V has 8 bits.
+    IN_PAIRS: tl.constexpr = v_ptr.dtype.element_ty.primitive_bitwidth == 8
+    WIDTH: tl.constexpr = q.shape[1] // 2 if IN_PAIRS else q.shape[1]
     d = tl.arange(0, q.shape[1])
-    acc = tl.zeros([q.shape[0], q.shape[1]], tl.float32)
+    pair = tl.arange(0, WIDTH)
+    acc = tl.zeros([q.shape[0], WIDTH], tl.float32)
+    acc_odd = tl.zeros([q.shape[0], WIDTH], tl.float32)
     sum_p = tl.zeros([q.shape[0]], tl.float32)
     max_s = tl.full([q.shape[0]], float("-inf"), tl.float32)
     # Block ids are read one tile ahead: K and V are prefetched two deep only if their addresses do
@@ -40,19 +46,29 @@ def attend(
         in_tile = visible[:, None] & (d < HEAD_DIM)[None, :]
         offset = block.to(tl.int64) * stride_block + n % BLOCK_SIZE * stride_token
         block = tl.load(table_ptr + (n + TILE) // BLOCK_SIZE, mask=n + TILE < context, other=0)
-        offset = offset[:, None] + d[None, :]
-        k = tl.load(k_ptr + offset, mask=in_tile, other=0.0)
-        v = tl.load(v_ptr + offset, mask=in_tile, other=0.0).to(q.dtype)
+        k = tl.load(k_ptr + offset[:, None] + d[None, :], mask=in_tile, other=0.0)
+        if IN_PAIRS:
+            pairs_ptr = v_ptr.to(tl.pointer_type(tl.int16), bitcast=True)
+            in_pairs = visible[:, None] & (pair < HEAD_DIM // 2)[None, :]
+            pairs = pairs_ptr + (offset // 2)[:, None] + pair[None, :]
+            v, v_odd = split_pairs(tl.load(pairs, mask=in_pairs, other=0), q.dtype)
+        else:
+            v = tl.load(v_ptr + offset[:, None] + d[None, :], mask=in_tile, other=0.0)
         s = tl.dot(q, k.to(q.dtype).T, input_precision=INPUT_PRECISION) * scale
         s = tl.where(visible[None, :], s, float("-inf"))
         # Every tile of a segment has a visible token: the maximum is finite from the first one on.
         new_max = tl.maximum(max_s, tl.max(s, axis=1))
         decay = tl.exp2(max_s - new_max)
         p = tl.exp2(s - new_max[:, None])
-        acc = acc * decay[:, None]
-        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=INPUT_PRECISION)
+        p_rounded = p.to(v.dtype)
+        acc = tl.dot(p_rounded, v, acc * decay[:, None], input_precision=INPUT_PRECISION)
+        if IN_PAIRS:
+            acc_odd = acc_odd * decay[:, None]
+            acc_odd = tl.dot(p_rounded, v_odd, acc_odd, input_precision=INPUT_PRECISION)
         sum_p = sum_p * decay + tl.sum(p, axis=1)
         max_s = new_max
+    if IN_PAIRS:
+        acc = tl.join(acc, acc_odd).reshape(q.shape[0], q.shape[1])
     return acc, sum_p, max_s
 
 
