@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
-from octavo.attention.backend import AttentionBackend, KVCacheSpec
+from octavo.attention.backend import AttentionBackend, AttentionLayer, KVCacheSpec
 from octavo.attention.cpu_backend import CpuBackend
 from octavo.attention.reference import ReferenceBackend
 from octavo.attention.triton_backend import TritonBackend
@@ -33,7 +34,6 @@ from octavo.models.causal_lm import CausalLM
 from octavo.models.config import ModelConfig
 from octavo.models.fingerprint import cache_namespace
 from octavo.models.flat import FlatNetwork
-from octavo.models.layers.decoder import DecoderLayer
 from octavo.models.loader import load_config, load_model, resolve_dtype
 from octavo.models.quantization import ONLINE
 from octavo.models.rounding import IntegerName, can_round, is_stored_in_int4, round_network
@@ -63,8 +63,10 @@ def create_runner(config: EngineConfig, source: ModelSource) -> ModelRunner | De
     model_config = find_model_config(config, source, device)
     max_model_len = _resolve_max_model_len(config, model_config)
     dtype = resolve_dtype(config.dtype, model_config, device)
-    kv_dtype = torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else dtype
     integers = find_integers(config, source, device)
+    kv_dtype = torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else dtype
+    if integers == "int4" and kv_dtype == torch.float32:
+        kv_dtype = torch.bfloat16  # the type of its products
     with _logged("loaded the weights"):
         limit = find_free_memory() if device.type == "cpu" else None
         model = load_model(source, model_config, dtype=dtype, device=device, memory_limit=limit)
@@ -141,9 +143,9 @@ def _create_cpu_runner(parts: RunnerParts, demand: PoolDemand) -> ModelRunner:
     logger.info("KV pool: %d blocks of %d bytes", num_blocks, demand.block_bytes)
     try:
         backend = parts.create_backend(num_blocks)
-        threads = measure_threads(partial(_multiply_all, parts.model))
-        logger.info("threads: %s", threads)
         network = FlatNetwork(parts.model)
+        threads = measure_threads(partial(_compute_without_kv, network))
+        logger.info("threads: %s", threads)
         return ModelRunner(network, backend, parts.sized(num_blocks), threads)
     except MemoryError as error:
         raise ConfigError(
@@ -152,16 +154,15 @@ def _create_cpu_runner(parts: RunnerParts, demand: PoolDemand) -> ModelRunner:
         ) from error
 
 
-def _multiply_all(model: CausalLM, num_rows: int) -> None:
-    """Multiply some rows with every matrix: most of what a step does, without its K/V."""
+def _compute_without_kv(network: FlatNetwork, num_rows: int) -> None:
+    """Compute the logits of some tokens that attend to nothing: most of what a step does."""
     with torch.inference_mode():
-        hidden = torch.ones(num_rows, model.config.hidden_size, dtype=model.norm.weight.dtype)
-        for layer in model.layers:
-            assert isinstance(layer, DecoderLayer)
-            block = layer.self_attn
-            x = block.o_proj(block.qkv_proj(hidden)[:, : block.o_proj.inputs.length])
-            layer.mlp(x, hidden, layer.input_layernorm)
-        model.compute_logits(hidden)
+        ids = torch.zeros(num_rows, dtype=torch.int32)
+        network.compute_logits(network(ids, _attend_to_nothing))
+
+
+def _attend_to_nothing(layer: AttentionLayer, qkv: Tensor) -> Tensor:
+    return qkv[:, : layer.num_heads * layer.head_dim]
 
 
 def _create_device_runner(

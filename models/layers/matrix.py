@@ -25,7 +25,7 @@ class PackedForm(Protocol):
     """A weight in a form of its own; made from the weight, which it does not need any more."""
 
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Map (num_rows, in_features) to (num_rows, out_features) of the same type."""
+        """Map (num_rows, in_features) to (num_rows, out_features), in a type of its choice."""
 
 
 class Matrix(nn.Module):

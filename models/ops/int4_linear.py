@@ -31,16 +31,15 @@ class Int4Weight:
         self._many = PackedWeight(rounded.bfloat16())
 
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return ``x @ weight.T + bias``, (num_rows, out_features), of x (num_rows, in_features).
+        """Return ``x @ weight.T + bias`` in bfloat16, (num_rows, out_features).
 
-        In the type of ``x``, rounded to bfloat16 before the bias.
+        x is (num_rows, in_features) of any float type, and rounded to bfloat16.
         """
-        rounded = x.bfloat16()
+        rounded = x.bfloat16().contiguous()
         if x.shape[0] <= MAX_ROWS:
             y = torch._weight_int4pack_mm_for_cpu(rounded, self._values, GROUP_SIZE, self._scales)
         else:
             y = self._many.linear(rounded)
-        y = y.to(x.dtype)
         return y if bias is None else y.add_(bias)
 
 

@@ -53,8 +53,14 @@ def test_few_and_many_rows_give_the_same_up_to_rounding(num_rows, dtype):
     for some in (None, bias):
         y = packed.linear(x, some)
         expected = functional.linear(x.float(), weight, None if some is None else some.float())
-        assert y.dtype == dtype
+        assert y.dtype == torch.bfloat16
         torch.testing.assert_close(y.float(), expected, atol=2e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("num_rows", [1, MAX_ROWS + 1])
+def test_rows_may_be_apart(num_rows):
+    packed, x = Int4Weight(make_q4_1(48, 96)), torch.randn(num_rows, 192).bfloat16()[:, :96]
+    assert torch.equal(packed.linear(x), packed.linear(x.clone()))
 
 
 @pytest.mark.parametrize("num_rows", [MAX_ROWS, MAX_ROWS + 1])
