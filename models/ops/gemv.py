@@ -80,17 +80,15 @@ def gemv(
 
 
 def choose_tile(num_inputs: int, itemsize: int, *, is_gated: bool = False) -> Tile:
-    """Choose 4,096 or 2,048 inputs if they divide a row: of one output, or of two of 8 bits.
+    """Choose 4,096 or 2,048 inputs of one output if they divide a row, and four outputs of 8 bits.
 
     On an H200 this is within 3 % of the best of 31 to 46 tiles for each layer of Qwen3-0.6B and
-    Qwen3-8B in bfloat16, whatever the number of outputs, and within 11 % of 46 for those of
-    Qwen3-8B in 8 bits: docs/benchmarks.md has the times.
+    Qwen3-8B in bfloat16, whatever the number of outputs. Weights of 8 bits are converted: a program
+    reads and converts its inputs once for all its outputs. docs/benchmarks.md has the times.
     """
     if itemsize == 1:
-        widest = 2048 if num_inputs > 4096 else 4096
-        for columns in (widest, 2048):
-            if num_inputs % columns == 0:
-                return Tile(2, columns, columns // 1024)
+        if num_inputs == 4096:  # a row, read whole before the wait
+            return Tile(4, 4096, 4)
         columns = min(1024, triton.next_power_of_2(num_inputs))
         return Tile(4096 // columns, columns, 2)
     for columns in (4096, 2048):
