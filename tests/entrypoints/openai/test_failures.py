@@ -27,7 +27,7 @@ def test_bug_is_a_500_that_tells_nothing_and_is_logged(server, monkeypatch, capl
     assert [record for record in caplog.records if record.exc_info[0] is ZeroDivisionError]
 
 
-@pytest.mark.parametrize("num_good", [0, 3])
+@pytest.mark.parametrize("num_good", [0, 1])
 def test_bug_inside_a_stream_is_an_error_and_aborts_the_request(
     server, monkeypatch, caplog, num_good
 ):
