@@ -69,7 +69,7 @@ def start_server(cache: str) -> tuple[subprocess.Popen[bytes], int, float]:
         port: int = free.getsockname()[1]
     started_s = time.perf_counter()
     server = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "serve", "--port", str(port), "--log-level", "warning"],
+        [sys.executable, "-c", COMMAND, "serve", "--port", str(port), "--log-level", "error"],
         env={**os.environ, "OCTAVO_CACHE_DIR": cache},
     )
     while time.perf_counter() - started_s < START_LIMIT_S:
