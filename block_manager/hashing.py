@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 KEY_BYTES = 16
+_EMPTY = hashlib.sha256()
 
 
 def root_key(namespace: bytes, *, private: int | None = None) -> bytes:
@@ -51,10 +52,12 @@ class KeyChain:
         if start == end:
             return
         data = np.asarray(token_ids[start * size : end * size], dtype="<i4").tobytes()
-        sha256, parent, num_bytes = hashlib.sha256, self.keys[-1], 4 * size
+        parent, num_bytes = self.keys[-1], 4 * size
         extra = self._first_block_extra if start == 0 else b""
         for place in range(0, len(data), num_bytes):  # once for each block of every prompt
-            parent = sha256(parent + data[place : place + num_bytes] + extra).digest()[:KEY_BYTES]
+            digest = _EMPTY.copy()  # in two thirds of the time of a new one
+            digest.update(parent + data[place : place + num_bytes] + extra)
+            parent = digest.digest()[:KEY_BYTES]
             self.keys.append(parent)
             extra = b""
 
