@@ -1,8 +1,8 @@
 """Brings up one device: loads the model, sizes the KV pool, builds the runner.
 
-On a CPU, torch's own threads compute: one per core, or OMP_NUM_THREADS, and one alone where more do
-not gain. Where other processes want the cores too, OMP_WAIT_POLICY=passive must be in the environment
-before torch is imported: threads that spin while they wait make a step many times slower.
+On a CPU, torch's own threads compute: one per core, or OMP_NUM_THREADS, and one alone where more
+do not gain. Where other processes want the cores too, OMP_WAIT_POLICY=passive must be in the
+environment before torch is imported: threads that spin make a step many times slower.
 """
 
 import logging
