@@ -37,7 +37,8 @@ class Client:
         try:
             data, is_streamed = self._choose_body()
             head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+            end = "" if is_streamed else "connection: close\r\n"  # of its one line
+            writer.write(f"{head}{end}content-length: {len(data)}\r\n\r\n".encode() + data)
             await writer.drain()
             await self._read(reader, is_streamed)
         finally:
