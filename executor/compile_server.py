@@ -29,7 +29,7 @@ def write_job(source: ASTSource, target: GPUTarget, options: Mapping[str, Any]) 
     """
     function = source.fn
     job = (
-        (function.__module__, function.__name__),
+        (function.__module__, function.__name__, function.cache_key),
         (source.signature, source.constants, source.attrs),
         (target.backend, target.arch, target.warp_size),
         dict(options),
@@ -59,12 +59,13 @@ def serve(jobs: int, results: int) -> None:
 
 
 def _compile(
-    name: tuple[str, str],
+    name: tuple[str, str, str],
     specialization: tuple[Any, Any, Any],
     target: tuple[str, int, int],
     options: dict[str, Any],
 ) -> None:
     kernel: JITFunction[Any] = getattr(import_module(name[0]), name[1])
+    kernel.hash = name[2]  # Triton's keys depend on which kernels it has made keys for before
     create = GluonASTSource if kernel.is_gluon() else ASTSource
     compiled = compile_source(
         create(kernel, *specialization), target=GPUTarget(*target), options=options

@@ -4,7 +4,7 @@ from triton.compiler import compile as compile_source
 from triton.compiler import make_backend
 
 from octavo.executor.compile_ahead import CompileServer, ForkingExecutor, is_cached
-from tests.executor.tiny_kernel import HOPPER, make_source
+from tests.executor.tiny_kernel import HOPPER, double, make_source
 
 
 class CountingServer(CompileServer):
@@ -29,6 +29,7 @@ def make_closure(src):
 
 
 def main():
+    double.hash = 64 * "0"  # the key that this process has for it, for whatever reason
     for _ in range(2):
         CountingServer.num_jobs = 0
         with ForkingExecutor(CountingServer()) as executor:
