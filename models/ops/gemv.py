@@ -91,11 +91,9 @@ def choose_tile(num_inputs: int, itemsize: int, *, is_gated: bool = False) -> Ti
             return Tile(4, 4096, 4)
         columns = min(1024, triton.next_power_of_2(num_inputs))
         return Tile(4096 // columns, columns, 2)
-    if is_gated and num_inputs % 2048 == 0:
-        return Tile(2, 2048, 8)
     for columns in (4096, 2048):
         if num_inputs % columns == 0:
-            return Tile(1, columns, 8)
+            return Tile(1 + is_gated, columns, 8)
     if num_inputs <= 1024 and num_inputs % 512 == 0:
         return Tile(2, 512, 2)
     columns = min(1024, triton.next_power_of_2(num_inputs))
