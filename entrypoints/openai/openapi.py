@@ -113,7 +113,7 @@ def describe_generation(body_type: type[BaseModel], members: tuple[str, str]) ->
     answer = _describe_object(id_name, "object", "created", "model", "choices", "usage")
     answer["properties"] = {"choices": {"type": "array", "items": choice, "minItems": 1}}
     response = _describe_response("JSON, or server-sent events with stream.", answer)
-    response["content"][EVENTS] = {"schema": {"type": "string"}}
+    response["content"][EVENTS] = {}  # a schema would be that of one event, not of its JSON
     return {
         "summary": inspect.getdoc(body_type),
         **describe_body(body_type),
