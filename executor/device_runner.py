@@ -126,9 +126,12 @@ class DeviceRunner:
         shape = self.graphs.find_uncaptured()
         if shape is None:
             return False
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
-            self._upload_padding(shape)
-            self.graphs.run(shape, has_edits=False)
+        try:
+            with torch.inference_mode(), torch.cuda.stream(self._stream):
+                self._upload_padding(shape)
+                self.graphs.run(shape, has_edits=False)
+        except torch.OutOfMemoryError:  # nobody asked for this step: nobody may die of it
+            self.graphs.give_up(shape)
         return True
 
     def profile(self, *, num_tokens: int) -> None:

@@ -93,6 +93,11 @@ class StepGraphs:
             (shape for shape in self._shapes if (shape, "forward") not in self._graphs), None
         )
 
+    def give_up(self, shape: StepShape) -> None:
+        """Launch steps of a shape singly from now on, for there is no memory to capture one."""
+        logger.warning("no memory to capture %s", shape, exc_info=True)
+        self._graphs[shape, "forward"] = None
+
     def find_decode_shape(self, num_rows: int) -> StepShape | None:
         """Return what a step in which all rows compute and sample one token is padded to."""
         index = bisect_left(self._decode_sizes, num_rows)

@@ -201,6 +201,29 @@ def test_shapes_are_captured_one_by_one_in_times_without_steps(llama, fake_graph
     assert request.outputs == llama.generate(PROMPTS[0], 5)
 
 
+def test_shapes_without_memory_are_left_out_and_serve_all_the_same(llama, fake_graphs, caplog):
+    executor = make_device_executor(llama.folder, graphs=[(1, 1), (1, 8)])
+    graphs = executor._runner.graphs
+
+    def fail(shape, *, has_edits):
+        raise torch.OutOfMemoryError
+
+    graphs.run = fail
+    assert executor.prepare()
+    assert executor.prepare()
+    assert not executor.prepare()
+    assert [message.split("(")[0] for message in caplog.messages] == [
+        "no memory to capture StepShape"
+    ] * 2
+    del graphs.run
+    hand = ByHand(executor)
+    request = hand.admit(0, PROMPTS[0])
+    hand.step({0: 5})
+    hand.decode(2)
+    assert request.outputs == llama.generate(PROMPTS[0], 3)
+    assert graphs.captured_shapes == []
+
+
 def test_warming_up_captures_small_sizes_and_runs_edits_once(llama, fake_graphs):
     sizes = [(2, 2), (3, 3), (4, 4), (4, 64)]
     runner = make_device_executor(llama.folder, graphs=sizes)._runner
