@@ -185,6 +185,7 @@ class DeviceRunner:
         else:
             graph_shape = self.graphs.find_mixed_shape(len(rows), num_tokens)
         if graph_shape is not None:
+            graph_shape = self.graphs.choose(graph_shape)
             self._upload(step, graph_shape)
             return self.graphs.run(graph_shape, has_edits=has_edits)
         shape = StepShape(

@@ -44,6 +44,10 @@ class StepShape:
         """True when the hidden states are in the order of the sampled rows."""
         return self.num_sampled == self.num_tokens
 
+    def count_padding(self, larger: "StepShape") -> int:
+        """Return the rows or tokens, whichever are more, that fill up a larger shape."""
+        return max(larger.num_rows - self.num_rows, larger.num_tokens - self.num_tokens)
+
     @property
     def ranges_start(self) -> int:
         """Where the ranges of table growth begin in the upload."""

@@ -185,6 +185,20 @@ def test_steps_with_prompts_fit_graphs(llama, fake_graphs):
         assert request.outputs == llama.generate(prompt, len(request.outputs))
 
 
+def test_steps_of_a_shape_without_a_graph_are_padded_to_a_captured_one(llama, fake_graphs):
+    runner = make_device_executor(llama.folder, graphs=[(2, 2), (3, 3), (4, 4)])._runner
+    runner.warm_up()
+    captured = runner.graphs.captured_shapes
+    assert captured == [StepShape.padded(2, 2), StepShape.padded(4, 4)]
+    hand = ByHand(InProcessExecutor(runner, lag=0))
+    requests = [hand.admit(row, PROMPTS[0]) for row in range(3)]
+    hand.step({0: 5, 1: 5, 2: 5})
+    hand.decode(2)
+    assert runner.graphs.captured_shapes == captured
+    expected = llama.generate(PROMPTS[0], 3)
+    assert [request.outputs for request in requests] == [expected] * 3
+
+
 def test_shapes_are_captured_one_by_one_in_times_without_steps(llama, fake_graphs):
     shapes = [(2, 2), (2, 8), (4, 4)]
     executor = make_device_executor(llama.folder, graphs=shapes)

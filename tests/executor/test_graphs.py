@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from octavo.executor.graphs import StepGraphs, default_sizes, mixed_shapes
+from octavo.executor.graphs import CAPTURE_ROWS, StepGraphs, default_sizes, mixed_shapes
 from octavo.executor.step_program import StepShape
 
 EIGHT = StepShape.padded(8, 8)
@@ -47,11 +47,16 @@ class Tape:
     def take(self):
         return "scratch"
 
-    def run(self, graphs, *, has_edits=False):
+    def run(self, graphs, *, has_edits=False, shape=EIGHT):
         """Return what one step does."""
         self.events.clear()
-        graphs.run(EIGHT, has_edits=has_edits)
+        graphs.run(shape, has_edits=has_edits)
         return list(self.events)
+
+    def capture(self, graphs, *shapes):
+        for shape in shapes:
+            self.run(graphs, shape=shape)
+            self.run(graphs, shape=shape)
 
 
 class TapeGraph:
@@ -76,10 +81,10 @@ class TapeGraph:
 def record(monkeypatch):
     """Make the graphs of a tape."""
 
-    def make(failing=()):
+    def make(failing=(), shapes=(EIGHT,)):
         tape = Tape(failing)
         monkeypatch.setattr("torch.cuda.CUDAGraph", lambda: TapeGraph(tape))
-        return tape, StepGraphs([EIGHT], create=lambda shape: tape, edited=tape)
+        return tape, StepGraphs(shapes, create=lambda shape: tape, edited=tape)
 
     return make
 
@@ -177,3 +182,50 @@ def test_an_error_of_the_step_itself_is_raised(record):
     tape.capturing, tape.failing = TapeGraph(tape), ["forward"]
     with pytest.raises(RuntimeError, match="forward"):
         graphs.run(EIGHT, has_edits=False)
+
+
+DECODE = [StepShape.padded(size, size) for size in (8, 16, 24, 32)]
+MIXED = [StepShape.padded(*shape) for shape in [(8, 64), (32, 64), (8, 128), (32, 128)]]
+
+
+@pytest.mark.parametrize("shapes", [DECODE, MIXED], ids=["decode", "mixed"])
+def test_a_shape_without_a_graph_takes_the_captured_one_that_pads_least(record, shapes):
+    tape, graphs = record(shapes=[*DECODE, *MIXED])
+    smallest, second, third, largest = shapes
+    tape.capture(graphs, *(DECODE if shapes is MIXED else MIXED))
+    assert graphs.choose(smallest) is smallest, "those of another kind are no help"
+    tape.capture(graphs, largest)
+    assert graphs.choose(smallest) is largest
+    tape.capture(graphs, second)
+    assert graphs.choose(smallest) is second
+    assert graphs.choose(second) is second
+    assert graphs.choose(third) is largest
+    assert graphs.choose(largest) is largest
+
+
+def test_a_shape_is_captured_when_padding_has_cost_as_much(record):
+    tape, graphs = record(shapes=DECODE)
+    eight, sixteen, _, largest = DECODE
+    tape.capture(graphs, largest)
+    num_padded = CAPTURE_ROWS // (32 - 8)
+    assert [graphs.choose(eight) for _ in range(num_padded)] == [largest] * num_padded
+    assert graphs.choose(sixteen) is sixteen, "whichever is wanted when it is too much"
+    tape.run(graphs, shape=sixteen)
+    assert graphs.choose(eight) is largest, "not captured yet"
+    assert graphs.choose(sixteen) is sixteen
+    tape.run(graphs, shape=sixteen)
+    assert graphs.captured_shapes == [largest, sixteen]
+    assert graphs.choose(eight) is sixteen
+
+
+@pytest.mark.parametrize("failing", [["forward"], []], ids=["capture fails", "given up"])
+def test_a_shape_that_cannot_be_captured_is_padded_for_ever(record, failing):
+    tape, graphs = record(shapes=DECODE)
+    eight, _, _, largest = DECODE
+    tape.capture(graphs, largest)
+    tape.failing = failing
+    if failing:
+        tape.capture(graphs, eight)
+    else:
+        graphs.give_up(eight)
+    assert {graphs.choose(eight) for _ in range(CAPTURE_ROWS)} == {largest}
