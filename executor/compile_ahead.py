@@ -21,6 +21,7 @@ from triton import AsyncCompileMode, JITFunction
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.compiler.compiler import ASTSource
+from triton.runtime import driver
 from triton.runtime.cache import get_cache_key, get_cache_manager, triton_key
 
 from octavo.executor.compile_server import serve, write_job
@@ -34,23 +35,74 @@ JOB_TIMEOUT_S = 60
 """No kernel takes so long: then it is compiled in this process."""
 
 
-@contextmanager
-def compiling_ahead() -> Iterator[None]:
-    """Compile what is launched inside and launch nothing; everything is compiled at the end.
+class StartCompiler:
+    """Compiles the kernels of one start; made before the device is used, which makes forks slow.
 
-    Torch's own kernels do run, on memory that no kernel of ours has written.
+    Owns the process that compiles, and a thread that finds what the keys of all kernels begin with.
     """
-    run = JITFunction.run
 
-    def compile_only(kernel: JITFunction[Any], *args: Any, warmup: bool, **options: Any) -> Any:
-        return run(kernel, *args, warmup=True, **options)
+    def __init__(self) -> None:
+        self._server = CompileServer()
+        self._thread = ThreadPoolExecutor(1)
+        self._keys = self._thread.submit(_begin_keys)
 
-    with ForkingExecutor(CompileServer()) as executor, AsyncCompileMode(executor):
-        JITFunction.run = compile_only
+    def __enter__(self) -> "StartCompiler":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+        self._server.close()
+
+    @contextmanager
+    def compiling_ahead(self) -> Iterator[None]:
+        """Compile what is launched inside and launch nothing; everything is compiled at the end.
+
+        Torch's own kernels do run, on memory that no kernel of ours has written.
+        """
+        run = JITFunction.run
+
+        def compile_only(kernel: JITFunction[Any], *args: Any, warmup: bool, **options: Any) -> Any:
+            return run(kernel, *args, warmup=True, **options)
+
+        self._keys.exception()  # waits; what fails there fails here
+        with ForkingExecutor(self._server) as executor, CompileMode(executor):
+            JITFunction.run = compile_only
+            try:
+                yield
+            finally:
+                JITFunction.run = run
+
+
+def _begin_keys() -> None:
+    """Let Triton remember its own key, its driver and the assembler's version: a second or two."""
+    triton_key()
+    make_backend(driver.active.get_current_target()).hash()
+
+
+class CompileMode(AsyncCompileMode):  # type: ignore[misc]  # Triton tells no types
+    """Lets the launches that follow a kernel's first find that it is being compiled.
+
+    Before 3.7 Triton makes the key anew for each of them, which takes a start seconds.
+    """
+
+    def submit(
+        self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]
+    ) -> Any:
+        """Compile a kernel, and remember for its function that this has begun."""
+        kernel = super().submit(key, compile_fn, finalize_fn)
+        if kernel.finalize_compile is finalize_fn:
+            finalize_fn(kernel)
+        return kernel
+
+    def __exit__(self, *error: Any) -> None:
         try:
-            yield
+            super().__exit__(*error)
         finally:
-            JITFunction.run = run
+            for kernel in self.future_kernels.values():
+                if kernel.kernel is None:
+                    kernel.finalize_compile(None)  # as if it had never been launched
+            self.raw_futures.clear()
+            super().__exit__(*error)  # after an error Triton does not end its mode itself
 
 
 class ForkingExecutor(ThreadPoolExecutor):
@@ -63,11 +115,6 @@ class ForkingExecutor(ThreadPoolExecutor):
     def submit(self, compile_kernel: Callable[[], Any], /) -> Future[Any]:  # type: ignore[override]  # for one kind of function
         """Compile a kernel; ``compile_kernel`` is the closure that Triton makes for it."""
         return super().submit(self._compile, compile_kernel)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the threads, then the process."""
-        super().shutdown(wait, cancel_futures=cancel_futures)
-        self._server.close()
 
     def _compile(self, compile_kernel: Callable[[], Any]) -> Any:
         known = inspect.getclosurevars(compile_kernel).nonlocals
@@ -95,7 +142,6 @@ class CompileServer:
     """A fork of this process that compiles; ``compile`` may be called from several threads."""
 
     def __init__(self) -> None:
-        triton_key()  # reads all of Triton, and is remembered: once, instead of in each fork
         job_reader, job_writer = os.pipe()
         result_reader, result_writer = os.pipe()
         with warnings.catch_warnings():

@@ -19,6 +19,7 @@ from triton.backends.nvidia import driver
 from triton.compiler import ASTSource
 from triton.compiler import compile as compile_source
 from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime.cache import triton_key
 
 
 def write_job(source: ASTSource, target: GPUTarget, options: Mapping[str, Any]) -> str:
@@ -48,6 +49,7 @@ def serve(jobs: int, results: int) -> None:
     """Read jobs, a line each, from one pipe; write a job's number to the other when it is done."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its input
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a fork ended
+    triton_key()  # reads all of Triton, and is remembered: once, instead of in each fork
     with os.fdopen(jobs, encoding="utf-8") as lines:
         for number, line in enumerate(lines):
             if os.fork() == 0:

@@ -13,7 +13,7 @@ import torch
 
 from octavo.attention.backend import AttentionBackend
 from octavo.attention.ops.dependent_launch import MAX_ROWS
-from octavo.executor.compile_ahead import compiling_ahead
+from octavo.executor.compile_ahead import StartCompiler
 from octavo.executor.device_logprobs import LogprobReadback, PromptLogprobReadback
 from octavo.executor.device_rows import DeviceRows
 from octavo.executor.graphs import EAGER_SIZES, EditScratch, StepGraphs
@@ -82,19 +82,20 @@ class DeviceRunner:
         self._decode_batch = self._create_batch(info.num_rows, info.num_rows)
         self.graphs = StepGraphs(graph_shapes, self._create_program, edited=self._edited)
 
-    def compile(self, *, num_tokens: int) -> None:
+    def compile(self, compiler: StartCompiler, *, num_tokens: int) -> None:
         """Compile the kernels of steps of all kinds side by side; nothing is computed.
 
-        Meanwhile torch reads its own kernels from disk, those of the largest step last, for they
-        are the most.
+        Those of large steps come first, for they take longest to compile. Meanwhile torch reads
+        its own kernels from disk.
         """
         num_rows = self.info.num_rows
-        sizes = [*(size for size in VARIED_BATCHES if size < num_rows), num_rows]
-        shapes = [StepShape.padded(size, size) for size in sizes]
+        sizes = [num_rows, *(size for size in VARIED_BATCHES if size < num_rows)]
+        shapes = [StepShape.padded(sizes[0], sizes[0]), StepShape.padded(num_rows, num_tokens)]
+        shapes += [StepShape.padded(size, size) for size in sizes[1:]]
         shapes += [StepShape.padded(size, 2 * size) for size in sizes]
         shapes += [StepShape.padded(min(size, num_rows), size) for size in FEW_TOKENS]
-        shapes.append(StepShape.padded(num_rows, num_tokens))
-        with torch.inference_mode(), torch.cuda.stream(self._stream), compiling_ahead():
+        stream = torch.cuda.stream(self._stream)
+        with torch.inference_mode(), stream, compiler.compiling_ahead():
             for shape in shapes:
                 batch = self._create_batch(shape.num_rows, shape.num_tokens)
                 batch.input_ids.zero_()  # what torch reads must be an index

@@ -21,6 +21,7 @@ from octavo.attention.reference import ReferenceBackend
 from octavo.attention.triton_backend import TritonBackend
 from octavo.config import DEVICE_DEFAULTS, EngineConfig
 from octavo.errors import ConfigError
+from octavo.executor.compile_ahead import StartCompiler
 from octavo.executor.device_memory import GIB, MemoryUse, find_graph_bytes
 from octavo.executor.device_runner import DeviceRunner
 from octavo.executor.graphs import default_sizes, mixed_shapes
@@ -59,7 +60,18 @@ def create_runner(config: EngineConfig, source: ModelSource) -> ModelRunner | De
         ModelLoadError: the checkpoint cannot be loaded.
     """
     device = _resolve_device(config)
-    free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    if device.type == "cpu":
+        return _create_cpu_runner(*load_parts(config, source, device))
+    with StartCompiler() as compiler:
+        free_at_start = torch.cuda.mem_get_info(device)[0]
+        parts, demand = load_parts(config, source, device)
+        return _create_device_runner(parts, demand, free_at_start, compiler)
+
+
+def load_parts(
+    config: EngineConfig, source: ModelSource, device: torch.device
+) -> tuple["RunnerParts", PoolDemand]:
+    """Load the model; returns it with what else a runner needs, and what its pool is sized by."""
     model_config = find_model_config(config, source, device)
     max_model_len = _resolve_max_model_len(config, model_config)
     dtype = resolve_dtype(config.dtype, model_config, device)
@@ -98,10 +110,7 @@ def create_runner(config: EngineConfig, source: ModelSource) -> ModelRunner | De
         attention_backend=_resolve_backend(config, device),
         quantization=integers or config.quantization,
     )
-    parts = RunnerParts(config, model, spec, kv_dtype, device, info)
-    if device.type == "cpu":
-        return _create_cpu_runner(parts, demand)
-    return _create_device_runner(parts, demand, free_at_start)
+    return RunnerParts(config, model, spec, kv_dtype, device, info), demand
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +175,7 @@ def _attend_to_nothing(layer: AttentionLayer, qkv: Tensor) -> Tensor:
 
 
 def _create_device_runner(
-    parts: RunnerParts, demand: PoolDemand, free_at_start: int
+    parts: RunnerParts, demand: PoolDemand, free_at_start: int, compiler: StartCompiler
 ) -> DeviceRunner:
     """Measure the largest step with a small pool, then give the rest of the memory to K/V."""
     config, device = parts.config, parts.device
@@ -180,7 +189,7 @@ def _create_device_runner(
         )
         assert config.max_num_batched_tokens is not None, "the settings are not resolved"
         with _logged("compiled the kernels"):
-            profiled.compile(num_tokens=config.max_num_batched_tokens)
+            profiled.compile(compiler, num_tokens=config.max_num_batched_tokens)
         torch.cuda.reset_peak_memory_stats(device)
         with _logged("measured the largest step"):
             profiled.profile(num_tokens=config.max_num_batched_tokens)

@@ -1,5 +1,7 @@
 """Compiles kernels ahead, twice, and prints how many another process compiled each time."""
 
+from contextlib import closing
+
 from triton.compiler import compile as compile_source
 from triton.compiler import make_backend
 
@@ -32,7 +34,7 @@ def main():
     double.hash = 64 * "0"  # the key that this process has for it, for whatever reason
     for _ in range(2):
         CountingServer.num_jobs = 0
-        with ForkingExecutor(CountingServer()) as executor:
+        with closing(CountingServer()) as server, ForkingExecutor(server) as executor:
             closures = [make_closure(make_source(size)) for size in (128, 256, 512)]
             kernels = [executor.submit(closure) for closure in closures]
             assert all(kernel.result().asm["cubin"] for kernel in kernels)

@@ -4,12 +4,18 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from triton.compiler import make_backend
 
-from octavo.executor.compile_ahead import CompileServer, ForkingExecutor
+from octavo.executor.compile_ahead import (
+    CompileMode,
+    CompileServer,
+    ForkingExecutor,
+    StartCompiler,
+)
 from octavo.executor.compile_server import write_job
 from tests.executor.tiny_kernel import HOPPER, make_source
 from tests.source_tree import ROOT
@@ -69,9 +75,43 @@ def test_nobody_waits_for_a_process_that_was_killed():
     server.close()
 
 
-def test_a_closure_of_another_triton_is_run_here():
-    with ForkingExecutor(CompileServer()) as executor:
+def test_a_closure_of_another_triton_is_run_here(server):
+    with ForkingExecutor(server) as executor:
         assert executor.submit(lambda: 7).result() == 7
+
+
+def launch_twice(mode, compile_kernel):
+    """Return what a kernel's function remembers of it, which changes later."""
+    remembered = []
+    for _ in range(2):
+        mode.submit("key", compile_kernel, remembered.append)
+    return remembered
+
+
+def test_a_kernel_that_is_being_compiled_is_remembered():
+    with ThreadPoolExecutor(1) as executor, CompileMode(executor) as mode:
+        remembered = launch_twice(mode, lambda: 7)
+        (kernel,) = remembered
+        assert kernel.result() == 7
+    assert remembered == [kernel, 7]
+
+
+def test_a_kernel_that_was_not_compiled_is_forgotten():
+    for _ in range(2):
+        with (
+            pytest.raises(ZeroDivisionError),
+            ThreadPoolExecutor(1) as executor,
+            CompileMode(executor) as mode,
+        ):
+            remembered = launch_twice(mode, lambda: 1 / 0)
+        assert remembered[1:] == [None]
+
+
+def test_a_start_without_a_device_ends_its_process():
+    with StartCompiler() as compiler:
+        pid = compiler._server._pid
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_the_other_process_holds_nothing_open():
