@@ -1,13 +1,14 @@
 """API process: a tokenizer read from a model's folder or .gguf file."""
 
 import hashlib
+import json
 import logging
 import os
 import tempfile
 from pathlib import Path
 
 import transformers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ConfigError
@@ -35,7 +36,8 @@ def load_tokenizer(path: Path, cache_dir: Path) -> Tokenizer:
 
 
 def _load_folder(folder: Path) -> PreTrainedTokenizerBase:
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+    # Looked up only here: transformers imports torch with it, which takes a second or two.
+    tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
         str(folder), local_files_only=True
     )
     return tokenizer
@@ -45,8 +47,8 @@ def _load_gguf(path: Path, cache_dir: Path) -> PreTrainedTokenizerBase:
     """Convert once: reading the vocabulary out of GGUF takes seconds, the saved form a fraction."""
     folder = cache_dir / "tokenizers" / _fingerprint(path)
     if folder.exists():
-        return _load_folder(folder)
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        return _load_converted(folder)
+    tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
         str(path.parent), gguf_file=path.name, local_files_only=True
     )
     try:
@@ -56,6 +58,17 @@ def _load_gguf(path: Path, cache_dir: Path) -> PreTrainedTokenizerBase:
             os.replace(name, folder)  # whole or not at all, whoever else does the same
     except OSError as error:
         logger.info("the tokenizer of %s is not cached: %s", path, error)
+    return tokenizer
+
+
+def _load_converted(folder: Path) -> PreTrainedTokenizerBase:
+    """Load what was saved, without AutoTokenizer if it is of the class that all files describe."""
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    if settings["tokenizer_class"] != PreTrainedTokenizerFast.__name__:
+        return _load_folder(folder)
+    tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(
+        str(folder), local_files_only=True
+    )
     return tokenizer
 
 

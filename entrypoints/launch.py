@@ -1,6 +1,6 @@
-"""Starts engines: the only place that picks an executor, and where open settings are resolved.
+"""Makes engine cores: the only place that picks an executor, and where open settings are resolved.
 
-``processes`` starts the process in which a server does this.
+``processes`` starts the process in which a server does this; it loads no tokenizer.
 """
 
 import logging
@@ -11,10 +11,7 @@ import torch
 
 from octavo.config import DEVICE_DEFAULTS, EngineConfig, SchedulerConfig
 from octavo.engine.core import EngineCore
-from octavo.engine.core_client import InProcessClient
 from octavo.engine.journal import Journal
-from octavo.engine.llm_engine import LLMEngine
-from octavo.entrypoints.served_model import ServedModel
 from octavo.errors import ConfigError
 from octavo.executor.in_process import create_executor
 from octavo.executor.step import ExecutorInfo
@@ -25,16 +22,6 @@ logger = logging.getLogger(__name__)
 
 SERVING_TOKEN_BUDGET = 8_192
 """A server's step is kept shorter than an offline one: a decoding client waits for all of it."""
-
-
-def create_engine(config: EngineConfig, model: ServedModel) -> LLMEngine:
-    """Return a synchronous engine whose core runs in this process.
-
-    Raises:
-        ConfigError: a setting does not fit the model or this machine.
-    """
-    client = InProcessClient(create_core(config, model.source))
-    return LLMEngine(client, model.create_tracker(client.info))
 
 
 def resolve_config(config: EngineConfig, *, is_serving: bool = False) -> EngineConfig:

@@ -11,9 +11,11 @@ from transformers import PreTrainedTokenizerBase
 from octavo.config import Environment
 from octavo.engine.chat import ChatTemplate
 from octavo.engine.conversation import ChatOptions, ContentFormat, Message
+from octavo.engine.core_client import InProcessClient
+from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.prompt import EncodedPrompt, Prompt
 from octavo.entrypoints.batch import BatchRequest, run_batch
-from octavo.entrypoints.launch import create_engine
+from octavo.entrypoints.launch import create_core
 from octavo.entrypoints.served_model import load_served_model
 from octavo.entrypoints.vllm_keywords import create_engine_config
 from octavo.errors import ConfigError, InvalidRequestError
@@ -37,7 +39,8 @@ class LLM:
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         config = create_engine_config({"model": model, **settings})
         self._model = load_served_model(config, Environment.read())
-        self.llm_engine = create_engine(config, self._model)
+        client = InProcessClient(create_core(config, self._model.source))
+        self.llm_engine = LLMEngine(client, self._model.create_tracker(client.info))
 
     def __enter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ No weights and no device: a server's API process has this, its engine-core proce
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,8 @@ from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.tokenizer_loader import load_tokenizer
 from octavo.errors import ConfigError, InvalidRequestError
 from octavo.models.config import GenerationConfig
-from octavo.models.gguf import GGUFCheckpoint
+from octavo.models.config_files import load_config, load_generation_config
 from octavo.models.gguf_header import read_gguf_header
-from octavo.models.loader import load_config, load_generation_config
 from octavo.models.source import ModelSource, resolve_source, resolve_tokenizer
 from octavo.sampling_params import SamplingParams
 
@@ -93,7 +93,8 @@ def _load_tokenizer(path: Path, environment: Environment) -> Tokenizer:
         return load_tokenizer(path, environment.cache_dir)
     except ConfigError:
         if path.is_file():
-            GGUFCheckpoint(read_gguf_header(path))  # that the file is cut says more
+            # That the file is cut says more. With torch, which this process else does without.
+            import_module("octavo.models.gguf").GGUFCheckpoint(read_gguf_header(path))
         raise
 
 

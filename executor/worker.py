@@ -33,9 +33,10 @@ from octavo.executor.step_program import StepShape
 from octavo.executor.threads import measure_threads
 from octavo.models.causal_lm import CausalLM
 from octavo.models.config import ModelConfig
+from octavo.models.config_files import load_config
 from octavo.models.fingerprint import cache_namespace
 from octavo.models.flat import FlatNetwork
-from octavo.models.loader import load_config, load_model, resolve_dtype
+from octavo.models.loader import load_model, resolve_dtype
 from octavo.models.quantization import ONLINE
 from octavo.models.rounding import IntegerName, can_round, is_stored_in_int4, round_network
 from octavo.models.source import ModelSource

@@ -1,7 +1,7 @@
 """What a network is: read once from the checkpoint's JSON files, then never looked up again.
 
 Whatever is written there that Octavo cannot honour is an error here, before any weight is read.
-GGUF files yield the same ``ModelConfig`` through ``models/gguf.py``. No torch.
+GGUF files yield the same ``ModelConfig`` through ``models/gguf_config.py``. No torch.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,14 @@ from octavo.models.quantization import Quantization, parse_quantization
 from octavo.models.rope import RopeConfig, parse_rope
 
 CheckpointDType = Literal["float32", "bfloat16", "float16"]
+
+ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+"""Networks that Octavo can run, by the class name in config.json; ``registry`` builds them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +103,19 @@ def parse_model_config(fields: Fields, generation: GenerationConfig) -> ModelCon
 
 
 def parse_architecture(fields: Fields) -> str:
-    """Return the one class name under ``architectures``."""
+    """Return the one class name under ``architectures``.
+
+    Raises:
+        ConfigError: there is not one, or it is not supported; the message lists those that are.
+    """
     names = fields.values.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise ConfigError(
             f"{fields.origin} has architectures {names!r}; it must be a list of one class name"
+        )
+    if names[0] not in ARCHITECTURES:
+        raise ConfigError(
+            f"architecture {names[0]} is not supported; supported are {', '.join(ARCHITECTURES)}"
         )
     return names[0]
 

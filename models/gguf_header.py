@@ -7,6 +7,7 @@ takes seconds for a vocabulary. The ggml repository describes the format.
 import mmap
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,21 @@ class GGUFHeader:
 
 
 def read_gguf_header(path: Path) -> GGUFHeader:
-    """Read a header.
+    """Read a header; of a file that has not changed since the last call it is kept.
 
     Raises:
         ModelLoadError: the file is absent, is no GGUF, is cut inside its header, or is one of
             several parts.
     """
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {path}: {error.strerror}") from error
+    return _read(path, (stat.st_size, stat.st_mtime_ns, stat.st_ino))
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path, _version: tuple[int, ...]) -> GGUFHeader:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             header = _parse(path, _Cursor(data))

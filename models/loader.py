@@ -14,16 +14,9 @@ from torch import Tensor
 from octavo.config import DType
 from octavo.errors import ConfigError, ModelLoadError
 from octavo.models.causal_lm import CausalLM
-from octavo.models.config import (
-    GenerationConfig,
-    ModelConfig,
-    parse_architecture,
-    parse_generation_config,
-    parse_model_config,
-)
-from octavo.models.fields import Fields
+from octavo.models.config import ModelConfig
 from octavo.models.fp8_checkpoint import Fp8Checkpoint
-from octavo.models.gguf import GGUFCheckpoint, parse_gguf_config, parse_gguf_generation_config
+from octavo.models.gguf import GGUFCheckpoint
 from octavo.models.gguf_header import read_gguf_header
 from octavo.models.layers.parallel import Shard
 from octavo.models.layers.weights import CheckpointTensor
@@ -48,27 +41,6 @@ class Checkpoint(Protocol):
 
     def read(self, name: str) -> Tensor:
         """Return one tensor whole, on the CPU; what is stored in fewer bits is dequantised."""
-
-
-def load_config(source: ModelSource) -> ModelConfig:
-    """Read what the network is, from config.json or a GGUF file's metadata.
-
-    Raises:
-        ConfigError: it is malformed, or asks for something unsupported.
-    """
-    if source.is_gguf:
-        return parse_gguf_config(read_gguf_header(source.path))
-    fields = Fields.read(source.path / "config.json")
-    get_builder(parse_architecture(fields))  # the first thing to say of an unknown network
-    return parse_model_config(fields, load_generation_config(source))
-
-
-def load_generation_config(source: ModelSource) -> GenerationConfig:
-    """Read the model's sampling defaults; all None without a generation_config.json."""
-    if source.is_gguf:
-        return parse_gguf_generation_config(read_gguf_header(source.path))
-    path = source.path / "generation_config.json"
-    return parse_generation_config(Fields.read(path)) if path.exists() else GenerationConfig()
 
 
 def resolve_dtype(name: DType, config: ModelConfig, device: torch.device) -> torch.dtype:
@@ -120,7 +92,7 @@ def _build(
     """Return the network with memory for its weights, which is not written yet."""
     try:
         with _defaults(dtype, device):
-            return get_builder(config.architecture)(config, shard)
+            return get_builder(config)(config, shard)
     except RuntimeError as error:  # torch has no other type for a want of main memory
         reason = str(error).splitlines()[0]
         raise ConfigError(f"there is no memory for the network's weights: {reason}") from error

@@ -1,8 +1,7 @@
-"""Which architectures Octavo can run, by the class name in config.json."""
+"""What builds each network of ``config.ARCHITECTURES``."""
 
 from collections.abc import Callable
 
-from octavo.errors import ConfigError
 from octavo.models.causal_lm import CausalLM
 from octavo.models.config import ModelConfig
 from octavo.models.layers.parallel import Shard, split_heads
@@ -21,17 +20,9 @@ _BUILDERS: dict[str, BuildModel] = {
 }
 
 
-def get_builder(architecture: str) -> BuildModel:
-    """Return what builds the network.
-
-    Raises:
-        ConfigError: the architecture is not supported; the message lists those that are.
-    """
-    if architecture not in _BUILDERS:
-        raise ConfigError(
-            f"architecture {architecture} is not supported; supported are {', '.join(_BUILDERS)}"
-        )
-    return _BUILDERS[architecture]
+def get_builder(config: ModelConfig) -> BuildModel:
+    """Return what builds the network."""
+    return _BUILDERS[config.architecture]
 
 
 def check_tensor_parallel(config: ModelConfig, size: int) -> None:

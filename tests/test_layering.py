@@ -29,6 +29,7 @@ def imported_modules(tree):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def imported_packages(path):
@@ -53,6 +54,28 @@ def test_imports_point_down(package):
         if name != package and RANK[name] >= RANK[package]
     ]
     assert not bad
+
+
+def loaded_modules(start):
+    """Names of all modules that importing ``start`` loads, as far as our own files say."""
+    names = {f"octavo.{'.'.join(relative(path).with_suffix('').parts)}": path for path in SOURCES}
+    found, todo = set(), [start]
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo += imported_modules(SOURCES[names[name]]) if name in names else []
+    return {name.partition(".")[0] for name in found}
+
+
+@pytest.mark.parametrize(
+    ("start", "forbidden"),
+    [("entrypoints.openai.server", "torch"), ("entrypoints.launch", "transformers")],
+)
+def test_a_servers_processes_load_only_what_they_need(start, forbidden):
+    loaded = loaded_modules(f"octavo.{start}")
+    assert {"octavo", "numpy"} <= loaded
+    assert forbidden not in loaded
 
 
 def test_http_knows_nothing_of_the_api():

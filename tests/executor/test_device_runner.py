@@ -13,7 +13,8 @@ from octavo.executor.graphs import StepGraphs
 from octavo.executor.in_process import InProcessExecutor
 from octavo.executor.step import BlockCopy, ExecutorInfo
 from octavo.executor.step_program import StepShape
-from octavo.models.loader import load_config, load_model
+from octavo.models.config_files import load_config
+from octavo.models.loader import load_model
 from tests.executor.by_hand import ByHand, generate, make_executor
 from tests.models.oracle import source_of
 

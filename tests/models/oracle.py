@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from octavo.models.loader import load_config, load_model
+from octavo.models.config_files import load_config
+from octavo.models.loader import load_model
 from octavo.models.source import ModelSource
 
 CPU = torch.device("cpu")

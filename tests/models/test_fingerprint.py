@@ -7,8 +7,8 @@ import shutil
 import pytest
 import torch
 
+from octavo.models.config_files import load_config
 from octavo.models.fingerprint import cache_namespace
-from octavo.models.loader import load_config
 from octavo.models.rope import RopeConfig
 from tests.models.gguf_files import write_gguf
 from tests.models.oracle import source_of

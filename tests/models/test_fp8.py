@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octavo.errors import ConfigError, ModelLoadError
+from octavo.models.config_files import load_config
 from octavo.models.layers.parallel import Shard
-from octavo.models.loader import load_config, load_model
+from octavo.models.loader import load_model
 from octavo.models.ops.fp8 import dequantize_rows, quantize_rows
 from octavo.models.quantization import ONLINE
 from octavo.models.registry import get_builder
@@ -185,7 +186,7 @@ def count_bytes(config):
     with torch.device("meta"):
         torch.set_default_dtype(torch.bfloat16)
         try:
-            model = get_builder(config.architecture)(config, Shard())
+            model = get_builder(config)(config, Shard())
         finally:
             torch.set_default_dtype(torch.float32)
     return sum(parameter.nbytes for parameter in model.parameters())

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from octavo.errors import ConfigError, ModelLoadError
+from octavo.models.config_files import load_config, load_generation_config
 from octavo.models.gguf import GGUFCheckpoint
 from octavo.models.gguf_header import read_gguf_header
-from octavo.models.loader import load_config, load_generation_config
 from tests.checkpoints import build_random_model, tiny_config
 from tests.models.gguf_files import write_gguf
 from tests.models.oracle import load, source_of

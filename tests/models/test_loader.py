@@ -10,12 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from octavo.errors import ConfigError, ModelLoadError
 from octavo.models.config import GenerationConfig
-from octavo.models.loader import (
-    load_config,
-    load_generation_config,
-    load_model,
-    resolve_dtype,
-)
+from octavo.models.config_files import load_config, load_generation_config
+from octavo.models.loader import load_model, resolve_dtype
 from tests.models.oracle import CPU, load, source_of
 
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
