@@ -7,11 +7,11 @@ the template writes one.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import msgspec
 import numpy as np
-from transformers.utils.chat_template_utils import get_json_schema
 
 from octavo.engine.conversation import ChatOptions, Message, check_conversation, refuse_messages
 from octavo.engine.prompt import EncodedPrompt
@@ -99,8 +99,9 @@ def _describe_tool(tool: Any) -> Any:
     """Return the JSON schema of a function; one that is given as a schema is left as it is."""
     if not callable(tool):
         return tool
+    schemas = import_module("transformers.utils.chat_template_utils")  # seconds: not at a start
     try:
-        return get_json_schema(tool)
+        return schemas.get_json_schema(tool)
     except Exception as error:  # whatever its docstring and hints lack
         raise InvalidRequestError(
             f"tools has a function that cannot be described: {error}", parameter="tools"

@@ -6,9 +6,8 @@ Chat templates are in ``chat_template``, the life of a growing text in ``detoken
 from collections.abc import Sequence
 from functools import cached_property, partial
 
-from transformers import PreTrainedTokenizerBase
-
 from octavo.engine.detokenizer import ByteDecoder, TextDecoder, WindowDecoder
+from octavo.engine.hf_tokenizer import HFTokenizer
 from octavo.engine.token_bytes import ByteScheme, TokenBytes, read_byte_scheme
 
 MAX_COMPOSED_CHARACTERS = 4
@@ -19,7 +18,7 @@ _SAMPLE = "octavo"
 class Tokenizer:
     """A model's tokenizer."""
 
-    def __init__(self, hf_tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, hf_tokenizer: HFTokenizer) -> None:
         self.hf_tokenizer = hf_tokenizer
         self.special_ids = frozenset(
             token_id
@@ -114,5 +113,5 @@ class Tokenizer:
         return text
 
 
-def _read_scheme(hf_tokenizer: PreTrainedTokenizerBase) -> ByteScheme | None:
+def _read_scheme(hf_tokenizer: HFTokenizer) -> ByteScheme | None:
     return read_byte_scheme(hf_tokenizer.backend_tokenizer) if hf_tokenizer.is_fast else None

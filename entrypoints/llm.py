@@ -2,23 +2,25 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
-from octavo.config import Environment
+from octavo.config import EngineConfig, Environment
 from octavo.engine.chat import ChatTemplate
 from octavo.engine.conversation import ChatOptions, ContentFormat, Message
 from octavo.engine.core_client import InProcessClient
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.prompt import EncodedPrompt, Prompt
 from octavo.entrypoints.batch import BatchRequest, run_batch
-from octavo.entrypoints.launch import create_core
-from octavo.entrypoints.served_model import load_served_model
+from octavo.entrypoints.launch import create_core, resolve_config
+from octavo.entrypoints.served_model import ServedModel, load_served_model
 from octavo.entrypoints.vllm_keywords import create_engine_config
 from octavo.errors import ConfigError, InvalidRequestError
+from octavo.models.source import ModelSource, resolve_source
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 
@@ -38,9 +40,12 @@ class LLM:
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         config = create_engine_config({"model": model, **settings})
-        self._model = load_served_model(config, Environment.read())
-        client = InProcessClient(create_core(config, self._model.source))
-        self.llm_engine = LLMEngine(client, self._model.create_tracker(client.info))
+        environment = Environment.read()
+        source = resolve_source(config, environment)
+        with ThreadPoolExecutor(1) as thread:
+            loading = thread.submit(load_served_model, config, environment)
+            self.llm_engine = create_engine(config, source, loading)
+        self._model = loading.result()
 
     def __enter__(self) -> Self:
         return self
@@ -108,7 +113,7 @@ class LLM:
         ]
         return self._run(prompts, sampling_params, None, use_tqdm=use_tqdm)
 
-    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+    def get_tokenizer(self) -> Any:  # its type takes seconds to import
         """Return the model's Hugging Face tokenizer."""
         if self._model.tokenizer is None:
             raise ConfigError("there is no tokenizer: start without skip_tokenizer_init")
@@ -154,6 +159,28 @@ class LLM:
         if len(sampling_params) != num_prompts:
             raise _wrong_length("sampling_params", len(sampling_params), num_prompts)
         return [_final_only(params) for params in sampling_params]
+
+
+def create_engine(
+    config: EngineConfig, source: ModelSource, loading: Future[ServedModel]
+) -> LLMEngine:
+    """Return an engine whose core runs in this process.
+
+    ``loading`` is the front end's half of the model. On a GPU it is loaded while kernels compile in
+    other processes; on a CPU the core comes after it, for it measures how fast threads are.
+
+    Raises:
+        ConfigError: a setting does not fit the model or this machine.
+    """
+    config = resolve_config(config)
+    if config.device == "cpu":
+        loading.result()
+    client = InProcessClient(create_core(config, source))
+    with ExitStack() as on_error:
+        on_error.callback(client.shutdown)
+        engine = LLMEngine(client, loading.result().create_tracker(client.info))
+        on_error.pop_all()
+        return engine
 
 
 def _list_prompts(prompts: Any) -> list[Prompt]:

@@ -17,7 +17,6 @@ from octavo.engine.request_factory import RequestDefaults
 from octavo.engine.request_tracker import RequestTracker
 from octavo.engine.template_sandbox import read_chat_template
 from octavo.engine.tokenizer import Tokenizer
-from octavo.engine.tokenizer_loader import load_tokenizer
 from octavo.errors import ConfigError, InvalidRequestError
 from octavo.models.config import GenerationConfig
 from octavo.models.config_files import load_config, load_generation_config
@@ -89,8 +88,10 @@ def load_served_model(config: EngineConfig, environment: Environment) -> ServedM
 
 
 def _load_tokenizer(path: Path, environment: Environment) -> Tokenizer:
+    loader = import_module("octavo.engine.tokenizer_loader")  # transformers: seconds
     try:
-        return load_tokenizer(path, environment.cache_dir)
+        tokenizer: Tokenizer = loader.load_tokenizer(path, environment.cache_dir)
+        return tokenizer
     except ConfigError:
         if path.is_file():
             # That the file is cut says more. With torch, which this process else does without.

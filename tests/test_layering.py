@@ -89,6 +89,16 @@ def test_http_knows_nothing_of_the_api():
     assert not bad
 
 
+def test_only_the_tokenizers_loader_imports_transformers():
+    """A start does without it until it has something to wait for."""
+    importers = [
+        str(relative(path))
+        for path, tree in SOURCES.items()
+        if any(name.split(".")[0] == "transformers" for name in imported_modules(tree))
+    ]
+    assert importers == ["engine/tokenizer_loader.py"]
+
+
 def test_the_base_layer_imports_no_package():
     base = [path for path in SOURCES if relative(path).parts[0] == "src"]
     bad = [path.name for path in base if path.name != "__init__.py" and [*imported_packages(path)]]
