@@ -63,11 +63,8 @@ class TritonAttention:
         self._kv_pool = kv_pool
         self._workspace = workspace
         self._inputs = inputs
-        # With as many tokens as rows each row has one: no prefill launch, which would cost 1 us.
-        num_rows = inputs.context_lengths.shape[0]
-        self._has_prefills = inputs.positions.shape[0] > num_rows
+        self._prompts = PromptRows(inputs)
         self._decode_plans: dict[tuple[int, int, int | None], DecodePlan] = {}
-        self._prefill_plans: dict[int, PrefillPlan] = {}
 
     def __call__(self, layer: AttentionLayer, qkv: Tensor) -> Tensor:
         """Store k and v of all tokens, then attend."""
@@ -75,9 +72,7 @@ class TritonAttention:
         plan = self._plan_decode(layer)  # in front of the store: decode reads it early
         q, out = store_kv(layer, qkv, inputs=self._inputs, cache=cache)
         decode(layer, q, cache=cache, plan=plan, out=out)
-        if self._has_prefills:
-            attend = prefill_on_hopper if can_prefill_on_hopper(layer, cache) else prefill
-            attend(layer, q, cache=cache, plan=self._plan_prefill(layer, q.dtype), out=out)
+        self._prompts.attend(layer, q, cache=cache, out=out)
         return out.flatten(1)
 
     def _plan_decode(self, layer: AttentionLayer) -> DecodePlan:
@@ -91,11 +86,28 @@ class TritonAttention:
             )
         return self._decode_plans[key]
 
-    def _plan_prefill(self, layer: AttentionLayer, dtype: torch.dtype) -> PrefillPlan:
+
+class PromptRows:
+    """Attention of a step's rows with several tokens; the first layer plans it for all others."""
+
+    def __init__(self, inputs: AttentionInputs) -> None:
+        self._inputs = inputs
+        # With as many tokens as rows each row has one: no prefill launch, which would cost 1 us.
+        self._is_empty = inputs.positions.shape[0] <= inputs.context_lengths.shape[0]
+        self._plans: dict[int, PrefillPlan] = {}
+
+    def attend(self, layer: AttentionLayer, q: Tensor, *, cache: PagedKV, out: Tensor) -> None:
+        """Write their outputs into ``out``, leaving the other rows alone."""
+        if self._is_empty:
+            return
+        attend = prefill_on_hopper if can_prefill_on_hopper(layer, cache) else prefill
+        attend(layer, q, cache=cache, plan=self._plan(layer, q.dtype), out=out)
+
+    def _plan(self, layer: AttentionLayer, dtype: torch.dtype) -> PrefillPlan:
         group = layer.num_heads // layer.num_kv_heads
-        if group not in self._prefill_plans:
-            self._prefill_plans[group] = plan_prefill(layer, self._inputs, dtype=dtype)
-        return self._prefill_plans[group]
+        if group not in self._plans:
+            self._plans[group] = plan_prefill(layer, self._inputs, dtype=dtype)
+        return self._plans[group]
 
 
 def _count_multiprocessors(device: torch.device) -> int:

@@ -103,6 +103,7 @@ def _show_resolved(
         **show_settings(config),
         "dtype": info.dtype,
         "attention_backend": info.attention_backend,
+        "block_size": info.block_size,
         "quantization": info.quantization,
         "max_model_len": info.max_model_len,
         "max_num_seqs": scheduler_config.max_num_seqs,

@@ -20,6 +20,7 @@ class PoolDemand:
 
     max_num_seqs: int
     max_model_len: int
+    block_size: int
     block_bytes: int
 
 
@@ -35,7 +36,7 @@ def size_pool(config: EngineConfig, demand: PoolDemand, *, budget_bytes: int) ->
         ConfigError: a measured pool has no room for one request of an explicit ``max_model_len``,
             or for one block.
     """
-    one_request = blocks_needed(BlockSpec(config.block_size), demand.max_model_len)
+    one_request = blocks_needed(BlockSpec(demand.block_size), demand.max_model_len)
     if config.num_gpu_blocks_override is not None:
         num_blocks = config.num_gpu_blocks_override
     elif config.kv_cache_memory_bytes is not None:
@@ -49,7 +50,7 @@ def size_pool(config: EngineConfig, demand: PoolDemand, *, budget_bytes: int) ->
 
 def _refuse_or_warn(config: EngineConfig, demand: PoolDemand, num_blocks: int) -> None:
     """Deal with a pool that is smaller than one request may be."""
-    num_tokens = num_blocks * config.block_size
+    num_tokens = num_blocks * demand.block_size
     is_measured = config.num_gpu_blocks_override is None
     if num_blocks == 0 or (is_measured and config.max_model_len is not None):
         raise ConfigError(
@@ -61,6 +62,6 @@ def _refuse_or_warn(config: EngineConfig, demand: PoolDemand, num_blocks: int) -
         "requests are limited to %d tokens: the KV pool has %d blocks of %d, max_model_len is %d",
         num_tokens,
         num_blocks,
-        config.block_size,
+        demand.block_size,
         demand.max_model_len,
     )

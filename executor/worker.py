@@ -19,6 +19,7 @@ from octavo.attention.backend import AttentionBackend, AttentionLayer, KVCacheSp
 from octavo.attention.cpu_backend import CpuBackend
 from octavo.attention.reference import ReferenceBackend
 from octavo.attention.triton_backend import TritonBackend
+from octavo.attention.xformers_backend import XformersBackend, check_support
 from octavo.config import DEVICE_DEFAULTS, EngineConfig
 from octavo.errors import ConfigError
 from octavo.executor.compile_ahead import StartCompiler
@@ -46,9 +47,13 @@ logger = logging.getLogger(__name__)
 MIN_FP8_CAPABILITY = (8, 9)
 BACKENDS: dict[str, Callable[..., AttentionBackend]] = {
     "triton": TritonBackend,
+    "xformers": XformersBackend,
     "cpu": CpuBackend,
     "reference": ReferenceBackend,
 }
+GPU_BACKENDS = ("triton", "xformers")
+BLOCK_SIZE = 16
+XFORMERS_BLOCK_SIZE = 64
 NUM_PROFILED_BLOCKS = 16
 """Blocks of the pool that the largest step is measured with; its rows write none."""
 
@@ -73,6 +78,9 @@ def load_parts(
     config: EngineConfig, source: ModelSource, device: torch.device
 ) -> tuple["RunnerParts", PoolDemand]:
     """Load the model; returns it with what else a runner needs, and what its pool is sized by."""
+    attention_backend = _resolve_backend(config, device)
+    is_xformers = attention_backend == "xformers"
+    block_size = config.block_size or (XFORMERS_BLOCK_SIZE if is_xformers else BLOCK_SIZE)
     model_config = find_model_config(config, source, device)
     max_model_len = _resolve_max_model_len(config, model_config)
     dtype = resolve_dtype(config.dtype, model_config, device)
@@ -80,21 +88,29 @@ def load_parts(
     kv_dtype = torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else dtype
     if integers == "int4" and kv_dtype == torch.float32:
         kv_dtype = torch.bfloat16  # the type of its products
+    if is_xformers:
+        check_support(
+            head_dim=model_config.head_dim,
+            block_size=block_size,
+            dtype=kv_dtype,
+            windows=model_config.sliding_windows,
+        )
     with _logged("loaded the weights"):
         limit = find_free_memory() if device.type == "cpu" else None
         model = load_model(source, model_config, dtype=dtype, device=device, memory_limit=limit)
         if integers is not None:
             round_network(model, integers)
         model.pack()
-    spec = model.kv_cache_spec(config.block_size)
+    spec = model.kv_cache_spec(block_size)
     demand = PoolDemand(
         max_num_seqs=config.max_num_seqs or DEVICE_DEFAULTS[device.type]["max_num_seqs"],
         max_model_len=max_model_len,
+        block_size=block_size,
         block_bytes=spec.num_block_elements() * kv_dtype.itemsize,
     )
     info = ExecutorInfo(
         num_blocks=NUM_PROFILED_BLOCKS,
-        block_size=config.block_size,
+        block_size=block_size,
         num_rows=demand.max_num_seqs,
         vocab_size=model_config.vocab_size,
         max_model_len=max_model_len,
@@ -103,12 +119,12 @@ def load_parts(
             model_config,
             dtype=dtype,
             kv_dtype=kv_dtype,
-            block_size=config.block_size,
+            block_size=block_size,
             tensor_parallel_size=config.tensor_parallel_size,
             integers=integers,
         ),
         dtype=str(dtype).removeprefix("torch."),
-        attention_backend=_resolve_backend(config, device),
+        attention_backend=attention_backend,
         quantization=integers or config.quantization,
     )
     return RunnerParts(config, model, spec, kv_dtype, device, info), demand
@@ -127,15 +143,8 @@ class RunnerParts:
 
     def create_backend(self, num_blocks: int) -> AttentionBackend:
         """Return the backend that the settings ask for, with its pool."""
-        name, device = self.info.attention_backend, self.device
-        if (name == "triton") != (device.type == "cuda"):
-            raise ConfigError(
-                f"attention_backend is {name}, which does not compute on the device {device.type}:"
-                " use auto"
-            )
-        if name == "cpu" and self.kv_dtype.itemsize == 1:
-            raise ConfigError("attention_backend is cpu, which keeps no K/V in fp8: use reference")
-        return BACKENDS[name](self.spec, num_blocks, dtype=self.kv_dtype, device=device)
+        create = BACKENDS[self.info.attention_backend]
+        return create(self.spec, num_blocks, dtype=self.kv_dtype, device=self.device)
 
     def sized(self, num_blocks: int) -> ExecutorInfo:
         """Return the executor's description with the pool's size."""
@@ -322,11 +331,18 @@ def _resolve_device(config: EngineConfig) -> torch.device:
 
 
 def _resolve_backend(config: EngineConfig, device: torch.device) -> str:
-    if config.attention_backend != "auto":
-        return config.attention_backend
-    if device.type == "cuda":
-        return "triton"
-    return "reference" if config.kv_cache_dtype == "fp8" else "cpu"
+    name, is_fp8 = config.attention_backend, config.kv_cache_dtype == "fp8"
+    if name == "auto":
+        on_cpu = "reference" if is_fp8 else "cpu"
+        return "triton" if device.type == "cuda" else on_cpu
+    if (name in GPU_BACKENDS) != (device.type == "cuda"):
+        raise ConfigError(
+            f"attention_backend is {name}, which does not compute on the device {device.type}:"
+            " use auto"
+        )
+    if name == "cpu" and is_fp8:
+        raise ConfigError("attention_backend is cpu, which keeps no K/V in fp8: use reference")
+    return name
 
 
 def _resolve_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:

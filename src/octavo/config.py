@@ -16,7 +16,7 @@ from octavo.shown_settings import IS_PUBLIC
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "fp8"]
-AttentionBackendName = Literal["auto", "triton", "cpu", "reference"]
+AttentionBackendName = Literal["auto", "triton", "xformers", "cpu", "reference"]
 QuantizationName = Literal["fp8", "int4", "int8"]
 SchedulingPolicyName = Literal["fcfs", "priority", "lpm", "dfs"]
 
@@ -101,7 +101,10 @@ class EngineConfig:
     max_model_len: int | None = _setting(
         None, "Longest request, prompt and output; None is the model's limit."
     )
-    block_size: int = _setting(16, "Tokens in one KV block.")
+    block_size: int | None = _setting(
+        None,
+        "Tokens in one KV block; None: 64 for xformers, a multiple of which it needs, else 16.",
+    )
     num_gpu_blocks_override: int | None = _setting(
         None, "KV blocks in the pool; None measures free memory."
     )
@@ -144,8 +147,9 @@ class EngineConfig:
     attention_backend: AttentionBackendName = _setting(
         "auto",
         "How K/V is kept and read; auto is triton on a GPU and cpu on a CPU, where reference is "
-        "the plain one, and the one for K/V in fp8.",
-        choices=("auto", "triton", "cpu", "reference"),
+        "the plain one, and the one for K/V in fp8. xformers, an extra, decodes with another "
+        "kernel on a GPU, to compare with.",
+        choices=("auto", "triton", "xformers", "cpu", "reference"),
     )
     enforce_eager: bool = _setting(False, "Launch the kernels of all steps without CUDA graphs.")
     cuda_graph_sizes: list[int] | None = _setting(

@@ -19,7 +19,7 @@ def test_path_is_as_good_as_its_text(tmp_path):
     ("name", "value", "text"),
     [
         ("max_model_len", "64", "max_model_len is '64': Expected `int | null`, got `str`"),
-        ("block_size", 16.5, "block_size is 16.5: Expected `int`, got `float`"),
+        ("seed", 16.5, "seed is 16.5: Expected `int`, got `float`"),
         ("enable_prefix_caching", 1, "enable_prefix_caching is 1: Expected `bool`, got `int`"),
         ("dtype", "int3", "dtype is 'int3'; it must be one of auto, float32, bfloat16, float16"),
     ],

@@ -10,9 +10,14 @@ BLOCK_BYTES = 2**20
 GIB = 2**30
 
 
-def size(*, budget_bytes=4 * GIB, max_num_seqs=2, **settings):
+def size(*, budget_bytes=4 * GIB, max_num_seqs=2, block_size=16, **settings):
     """Blocks for requests of 100 tokens; ``settings`` are fields of EngineConfig."""
-    demand = PoolDemand(max_num_seqs=max_num_seqs, max_model_len=100, block_bytes=BLOCK_BYTES)
+    demand = PoolDemand(
+        max_num_seqs=max_num_seqs,
+        max_model_len=100,
+        block_size=block_size,
+        block_bytes=BLOCK_BYTES,
+    )
     return size_pool(EngineConfig(**settings), demand, budget_bytes=budget_bytes)
 
 

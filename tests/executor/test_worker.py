@@ -8,6 +8,7 @@ from octavo.errors import ConfigError
 from octavo.executor import worker
 from octavo.executor.worker import choose_graph_shapes, create_runner, refuse_pool
 from octavo.models.rounding import can_round
+from tests.attention.fake_xformers import FakeXformers
 from tests.models.oracle import source_of
 
 
@@ -108,6 +109,10 @@ def test_integers_that_do_not_fit_are_refused(settings, device, message, tiny_sp
     [
         ({"attention_backend": "triton"}, "is triton, which does not compute on the device cpu"),
         (
+            {"attention_backend": "xformers"},
+            "is xformers, which does not compute on the device cpu",
+        ),
+        (
             {"attention_backend": "cpu", "kv_cache_dtype": "fp8"},
             "is cpu, which keeps no K/V in fp8",
         ),
@@ -116,6 +121,25 @@ def test_integers_that_do_not_fit_are_refused(settings, device, message, tiny_sp
 def test_a_backend_that_does_not_fit_is_refused(tiny_spm, settings, message):
     with pytest.raises(ConfigError, match=message):
         create(tiny_spm, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reasons"),
+    [
+        ({}, "K/V are float32, not float16 or bfloat16"),
+        ({"kv_cache_dtype": "fp8"}, "K/V are float8_e4m3fn, not float16 or bfloat16"),
+        ({"dtype": "bfloat16", "block_size": 16}, "block_size is 16, not a multiple of 64"),
+    ],
+)
+def test_xformers_refuses_a_model_before_its_weights_are_read(
+    settings, reasons, tiny_spm, monkeypatch
+):
+    FakeXformers().install(monkeypatch)
+    monkeypatch.setattr(worker, "load_model", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    config = EngineConfig(attention_backend="xformers", **{"dtype": "float32", **settings})
+    with pytest.raises(ConfigError, match=f"xformers, which cannot do this: {reasons}$"):
+        worker.load_parts(config, source_of(tiny_spm), torch.device("cuda"))
 
 
 @pytest.mark.parametrize("setting", ["quantization", "kv_cache_dtype"])

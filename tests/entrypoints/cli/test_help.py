@@ -34,7 +34,7 @@ def test_plain_help_names_every_option_by_group_in_a_screen(show, flag):
 def test_help_of_all_says_what_options_do(show):
     text, status = show("--help=all")
     assert status == 0
-    assert "Tokens in one KV block. [16]" in text
+    assert "Devices that share one model; only 1 runs today. [1]" in text
     assert "Port to listen on" in text
 
 
