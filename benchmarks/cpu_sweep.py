@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from plots import Line, Panel, draw
 
 from octavo import LLM, SamplingParams
 
@@ -43,7 +44,7 @@ def main() -> None:
             line = {"batch": batch, "context": context, "tokens_per_s": rates[batch, context]}
             print(json.dumps({"benchmark": "cpu_sweep", **line}), flush=True)
     if args.plot:
-        draw(rates, args.plot)
+        draw_rates(rates, args.plot)
 
 
 def measure(llm: LLM, batch: int, context: int, num_tokens: int) -> float:
@@ -59,28 +60,18 @@ def measure(llm: LLM, batch: int, context: int, num_tokens: int) -> float:
     return batch * (num_tokens - 1) / (times_s[2] - times_s[1])
 
 
-def draw(rates: dict[tuple[int, int], float], path: Path) -> None:
+def draw_rates(rates: dict[tuple[int, int], float], path: Path) -> None:
     """Draw rates against batch sizes, and against contexts."""
-    import matplotlib as mpl  # not needed to measure
-
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2))
-    points = [(b, rates[b, SHORT_CONTEXT]) for b in BATCHES]
-    left.plot(*zip(*points, strict=True), marker="o")
-    left.set(xlabel=f"requests of {SHORT_CONTEXT} tokens", ylabel="output tokens/s")
-    for batch in BATCHES_OF_CONTEXTS:
-        points = [(c, rates[batch, c]) for c in CONTEXTS if (batch, c) in rates]
-        right.plot(*zip(*points, strict=True), marker="o", label=f"{batch} at once")
-    right.set(xlabel="tokens of context")
-    right.legend()
-    for axes in (left, right):
-        axes.set_xscale("log", base=2)
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path)
+    left = Panel(
+        lines=[Line([(batch, rates[batch, SHORT_CONTEXT]) for batch in BATCHES])],
+        xlabel=f"requests of {SHORT_CONTEXT} tokens",
+        ylabel="output tokens/s",
+    )
+    lines = [
+        Line([(c, rates[batch, c]) for c in CONTEXTS if (batch, c) in rates], f"{batch} at once")
+        for batch in BATCHES_OF_CONTEXTS
+    ]
+    draw([left, Panel(lines=lines, xlabel="tokens of context")], path)
 
 
 if __name__ == "__main__":
