@@ -55,7 +55,8 @@ class StartCompiler:
 
     @contextmanager
     def compiling_ahead(self) -> Iterator[None]:
-        """Compile what is launched inside and launch nothing; everything is compiled at the end.
+        """Compile what is launched inside and launch nothing; all is compiled and loaded at the
+        end: a kernel that is loaded at its first launch waits for what the device has begun.
 
         Torch's own kernels do run, on memory that no kernel of ours has written.
         """
@@ -65,12 +66,14 @@ class StartCompiler:
             return run(kernel, *args, warmup=True, **options)
 
         self._keys.exception()  # waits; what fails there fails here
-        with ForkingExecutor(self._server) as executor, CompileMode(executor):
+        with ForkingExecutor(self._server) as executor, CompileMode(executor) as mode:
             JITFunction.run = compile_only
             try:
                 yield
             finally:
                 JITFunction.run = run
+        for kernel in mode.future_kernels.values():
+            kernel.result()._init_handles()
 
 
 def _begin_keys() -> None:

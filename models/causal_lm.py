@@ -4,7 +4,7 @@ The batch is flat: tokens of all rows side by side, no batch dimension. Where ea
 known to the ``Attention`` of the step alone, which also rotates q and k.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor, nn
 
@@ -13,6 +13,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.layers.attention import AttentionStyle, SelfAttention
 from octavo.models.layers.decoder import DecoderLayer
 from octavo.models.layers.embedding import VocabParallelEmbedding
+from octavo.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from octavo.models.layers.matrix import Matrix
 from octavo.models.layers.mlp import GatedMLP
 from octavo.models.layers.norm import RMSNorm
@@ -63,6 +64,22 @@ class CausalLM(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Map (n, hidden_size) to (n, vocab_size) in the model's type, whole on every rank."""
         return self.lm_head.compute_logits(hidden)
+
+    def multiply_once(self, row_counts: Iterable[int], *, max_logit_rows: int) -> None:
+        """Compute each kind of product of a layer with so many rows each, and logits of up to
+        ``max_logit_rows``, for nothing but the kernels: torch loads them when they are first used.
+        """
+        kinds = {
+            (type(module), module.matrix.weight.shape, module.matrix.weight.dtype): module
+            for module in self.layers.modules()
+            if isinstance(module, ColumnParallelLinear | RowParallelLinear)
+        }
+        example = self.norm.weight
+        for num_rows in row_counts:
+            for linear in kinds.values():
+                linear(example.new_empty(num_rows, linear.matrix.weight.shape[1]))
+            if num_rows <= max_logit_rows:
+                self.compute_logits(example.new_empty(num_rows, len(example)))
 
     def pack(self) -> None:
         """Give each matrix the form that is multiplied fastest; afterwards no weight is written.

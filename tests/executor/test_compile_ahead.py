@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from triton.compiler import make_backend
+from triton.runtime import _async_compile
 
 from octavo.executor.compile_ahead import (
     CompileMode,
@@ -105,6 +106,29 @@ def test_a_kernel_that_was_not_compiled_is_forgotten():
         ):
             remembered = launch_twice(mode, lambda: 1 / 0)
         assert remembered[1:] == [None]
+
+
+class NoServer:
+    def close(self):
+        pass
+
+
+class LoadableKernel:
+    is_loaded = False
+
+    def _init_handles(self):
+        self.is_loaded = True
+
+
+def test_kernels_are_loaded_once_all_are_compiled(monkeypatch):
+    monkeypatch.setattr("octavo.executor.compile_ahead.CompileServer", NoServer)
+    monkeypatch.setattr("octavo.executor.compile_ahead._begin_keys", lambda: None)
+    kernels = {name: LoadableKernel() for name in "ab"}
+    with StartCompiler() as compiler, compiler.compiling_ahead():
+        for name, kernel in kernels.items():
+            _async_compile.active_mode.get().submit(name, lambda kernel=kernel: kernel, print)
+        assert not any(kernel.is_loaded for kernel in kernels.values())
+    assert all(kernel.is_loaded for kernel in kernels.values())
 
 
 def test_a_start_without_a_device_ends_its_process():

@@ -3,12 +3,14 @@
 Graphs, streams and pinned memory need a device: see the gpu tests of tests/engine/test_equivalence.
 """
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 
 from octavo.attention.triton_backend import TritonBackend
-from octavo.executor.device_runner import DeviceRunner
+from octavo.executor.device_runner import DeviceRunner, list_varied_rows
 from octavo.executor.graphs import StepGraphs
 from octavo.executor.in_process import InProcessExecutor
 from octavo.executor.step import BlockCopy, ExecutorInfo
@@ -263,3 +265,11 @@ def test_profiling_computes_a_slice_of_prompt_logits(llama, fake_graphs, monkeyp
     monkeypatch.setattr(model, "compute_logits", record)
     runner.profile(num_tokens=16)
     assert num_rows == [4, 10]
+
+
+@pytest.mark.parametrize("most", [7, 8, 200, 4096])
+def test_numbers_of_rows_lie_within_eight_or_a_24th(most):
+    found = list_varied_rows(most)
+    for number, following in pairwise([0, *found, most]):
+        assert 0 <= following - number <= max(8, number / 24)
+    assert len(found) < 120

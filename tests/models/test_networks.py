@@ -98,6 +98,23 @@ def test_a_network_with_few_rows_folds_its_norms_into_products(
     assert len(kernels) == 4 * model.config.num_layers + 1
 
 
+def test_each_kind_of_product_is_computed_once_for_each_number_of_rows(tiny_tied, monkeypatch):
+    model = load(source_of(tiny_tied))
+    products = []
+
+    def record(x, weight, bias=None, *, scale=None):
+        products.append((len(x), tuple(weight.shape)))
+        return linear.linear(x, weight, bias, scale=scale)
+
+    monkeypatch.setattr("octavo.models.layers.matrix.linear", record)
+    model.multiply_once([8, 40], max_logit_rows=8)
+    block, head = model.layers[0], model.lm_head.matrix
+    linears = (block.self_attn.qkv_proj, block.self_attn.o_proj, *block.mlp.children())
+    shapes = [tuple(linear.matrix.weight.shape) for linear in linears]
+    expected = [(num_rows, shape) for num_rows in (8, 40) for shape in shapes]
+    assert sorted(products) == sorted([*expected, (8, tuple(head.weight.shape))])
+
+
 def test_packing_leaves_only_what_is_looked_up_or_small(tiny_tied):
     model = load(source_of(tiny_tied))
     model.pack()
