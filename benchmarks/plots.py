@@ -46,10 +46,12 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
         axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel, title=panel.title)
         if panel.has_log_x:
             axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:g}")
         else:
             axes.set_xlim(left=0)
         if panel.has_log_y:
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:,.0f}")
         else:
             axes.set_ylim(bottom=0)
         if any(line.label for line in panel.lines):

@@ -192,15 +192,19 @@ def fit(cases: Sequence[Case]) -> tuple[float, float]:
 
 
 def draw_contexts(cases: Sequence[Case], path: Path) -> None:
-    """Draw steps against contexts: a panel a model."""
+    """Draw steps and the lines fitted to them against contexts: a panel a model."""
     panels: dict[str, list[Line]] = defaultdict(list)
-    for index, ((model, batch), group) in enumerate(group_by_context(cases).items()):
+    for (model, batch), group in group_by_context(cases).items():
+        color = BATCHES_OF_CONTEXTS.index(batch)
         slope, intercept = fit(group)
-        ends = [0, group[-1].context]
+        last = group[-1].context
+        fitted = [(0, intercept), (last, intercept + slope * last)]
+        floors = [(case.context, case.floor_ms) for case in group]
+        points = [(case.context, case.step_ms) for case in group]
         panels[model] += [
-            Line([(case.context, case.step_ms) for case in group], f"batch {batch}", "o", index),
-            Line([(x, intercept + slope * x) for x in ends], None, "-", index),
-            Line([(case.context, case.floor_ms) for case in group], "floor", ":", index),
+            Line(points, f"batch {batch}", "o", color),
+            Line(fitted, None, "-", color),
+            Line(floors, None if color else "floors", ":", color),
         ]
     draw(
         [
@@ -220,15 +224,11 @@ def draw_contexts(cases: Sequence[Case], path: Path) -> None:
 def draw_concurrencies(cases: Sequence[Case], path: Path) -> None:
     """Draw output tokens per second against the number of requests."""
     lines = []
-    for index, (model, group) in enumerate(group_by_batch(cases).items()):
+    for color, (model, group) in enumerate(group_by_batch(cases).items()):
+        floors = [(case.batch, 1e3 * case.batch / case.floor_ms) for case in group]
         lines += [
-            Line([(case.batch, case.rate) for case in group], model, "o-", index),
-            Line(
-                [(case.batch, 1e3 * case.batch / case.floor_ms) for case in group],
-                "floor",
-                ":",
-                index,
-            ),
+            Line([(case.batch, case.rate) for case in group], model, "o-", color),
+            Line(floors, None if color else "floors", ":", color),
         ]
     panel = Panel(
         lines=lines,
