@@ -77,6 +77,12 @@ def test_the_commands_of_the_readme_are_those_of_ci():
     assert not [command for command in commands if f"step {command}\n" not in ci]
 
 
+def test_readme_quotes_the_first_table_of_the_benchmarks():
+    text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    table = re.search(r"^\|.*?\n\n", text, re.MULTILINE | re.DOTALL).group()
+    assert table in README
+
+
 def test_readme_installs_the_pinned_torch():
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     assert re.search(r"pip install (torch==\S+)", README).group(1) in pins
