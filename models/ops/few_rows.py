@@ -219,7 +219,21 @@ def _few_rows_kernel(
         inverse_rms = tl.rsqrt(tl.sum(squares, axis=0) / NUM_INPUTS + eps)
     else:
         inverse_rms = None
-    if NUM_PARTS == 1:
+    is_last = True
+    if NUM_PARTS > 1:
+        width = tl.num_programs(0) * FEATURES
+        partial = partial_ptr + row[:, None] * width + (tile * FEATURES + f)[None, :]
+        tl.store(partial + part * num_rows * width, y, mask=in_rows)
+        tl.debug_barrier()  # all threads have written before one of them tells so
+        is_last = tl.atomic_add(arrivals_ptr + tile, 1) == NUM_PARTS - 1
+    if is_last:
+        if NUM_PARTS > 1:
+            tl.store(arrivals_ptr + tile, 0)
+            y = tl.zeros([ROWS, FEATURES], tl.float32)
+            for index in tl.static_range(NUM_PARTS):
+                # Not through L1: other multiprocessors wrote these.
+                source = partial + index * num_rows * width
+                y += tl.load(source, mask=in_rows, other=0.0, cache_modifier=".cg")
         _finish(
             y,
             inverse_rms,
@@ -236,34 +250,6 @@ def _few_rows_kernel(
             OUTPUTS,
             IS_GATED,
         )
-    else:
-        width = tl.num_programs(0) * FEATURES
-        partial = partial_ptr + row[:, None] * width + (tile * FEATURES + f)[None, :]
-        tl.store(partial + part * num_rows * width, y, mask=in_rows)
-        tl.debug_barrier()  # all threads have written before one of them tells so
-        if tl.atomic_add(arrivals_ptr + tile, 1) == NUM_PARTS - 1:
-            tl.store(arrivals_ptr + tile, 0)
-            y = tl.zeros([ROWS, FEATURES], tl.float32)
-            for index in tl.static_range(NUM_PARTS):
-                # Not through L1: other multiprocessors wrote these.
-                source = partial + index * num_rows * width
-                y += tl.load(source, mask=in_rows, other=0.0, cache_modifier=".cg")
-            _finish(
-                y,
-                inverse_rms,
-                scale_ptr,
-                bias_ptr,
-                residual_ptr,
-                next_norm_ptr,
-                out_ptr,
-                scaled_ptr,
-                next_squares_ptr,
-                num_rows,
-                num_outputs,
-                stride_residual,
-                OUTPUTS,
-                IS_GATED,
-            )
 
 
 @triton.jit
