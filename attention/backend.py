@@ -5,6 +5,7 @@ stores k and v of *all* tokens of the step, and only then attends; so rows of on
 blocks that the same step writes.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,9 +21,17 @@ class KVCacheSpec:
     head_dim: int
     block_size: int
 
+    def pool_shape(self, num_blocks: int) -> tuple[int, int, int, int, int, int]:
+        """Return (num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim).
+
+        One block holds K and V of all layers contiguously, so it moves with one copy.
+        """
+        heads = self.num_kv_heads, self.head_dim
+        return num_blocks, self.num_layers, 2, self.block_size, *heads
+
     def num_block_elements(self) -> int:
         """Elements of one block: K and V of all layers."""
-        return self.num_layers * 2 * self.block_size * self.num_kv_heads * self.head_dim
+        return math.prod(self.pool_shape(1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,9 @@ from octavo.attention.backend import AttentionInputs, AttentionLayer, KVCacheSpe
 
 
 class ReferenceBackend:
-    """Owns the KV pool, (num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim).
+    """Owns the KV pool, of the spec's shape.
 
-    One block holds K and V of all layers contiguously, so a block moves with one copy. The pool is
-    not initialised: what was never stored may be anything, NaN included.
+    It is not initialised: what was never stored may be anything, NaN included.
     """
 
     def __init__(
@@ -29,9 +28,7 @@ class ReferenceBackend:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
     ) -> None:
-        head_shape = (spec.num_kv_heads, spec.head_dim)
-        shape = (num_blocks, spec.num_layers, 2, spec.block_size, *head_shape)
-        self.kv_pool = torch.empty(shape, dtype=dtype, device=device)
+        self.kv_pool = torch.empty(spec.pool_shape(num_blocks), dtype=dtype, device=device)
 
     def bind(self, inputs: AttentionInputs) -> "ReferenceAttention":
         """Return the attention of one step."""

@@ -23,8 +23,7 @@ PROGRAMS_PER_MULTIPROCESSOR = 4
 class TritonBackend:
     """Owns the KV pool and the workspace that the programs of a decode launch share.
 
-    The pool is (num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim), so that a block
-    moves with one copy. It is not initialised. All steps run on one stream.
+    The pool has the spec's shape and is not initialised. All steps run on one stream.
     """
 
     def __init__(
@@ -35,9 +34,7 @@ class TritonBackend:
         dtype: torch.dtype,
         device: torch.device | str = "cuda",
     ) -> None:
-        head_shape = (spec.num_kv_heads, spec.head_dim)
-        shape = (num_blocks, spec.num_layers, 2, spec.block_size, *head_shape)
-        self.kv_pool = torch.empty(shape, dtype=dtype, device=device)
+        self.kv_pool = torch.empty(spec.pool_shape(num_blocks), dtype=dtype, device=device)
         self._workspace = DecodeWorkspace.create(
             spec.head_dim,
             dtype,

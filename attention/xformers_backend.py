@@ -113,10 +113,8 @@ class XformersBackend:
                 f"attention_backend is xformers, which counts K/V of a token in 31 bits: a pool of"
                 f" {num_blocks} blocks has {num_lines} of them: lower gpu_memory_utilization"
             )
-        head_shape = (spec.num_kv_heads, spec.head_dim)
-        shape = (num_blocks, spec.num_layers, 2, spec.block_size, *head_shape)
         self._split_k = SplitK.load()
-        self.kv_pool = torch.empty(shape, dtype=dtype, device=device)
+        self.kv_pool = torch.empty(spec.pool_shape(num_blocks), dtype=dtype, device=device)
 
     def bind(self, inputs: AttentionInputs) -> "XformersAttention":
         """Return the attention of one step."""
