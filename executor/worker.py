@@ -39,7 +39,8 @@ from octavo.models.fingerprint import cache_namespace
 from octavo.models.flat import FlatNetwork
 from octavo.models.loader import load_model, resolve_dtype
 from octavo.models.quantization import ONLINE
-from octavo.models.rounding import IntegerName, can_round, is_stored_in_int4, round_network
+from octavo.models.rounded_copy import load_rounded
+from octavo.models.rounding import IntegerName, can_round, is_stored_in_int4
 from octavo.models.source import ModelSource
 
 logger = logging.getLogger(__name__)
@@ -97,9 +98,10 @@ def load_parts(
         )
     with _logged("loaded the weights"):
         limit = find_free_memory() if device.type == "cpu" else None
-        model = load_model(source, model_config, dtype=dtype, device=device, memory_limit=limit)
-        if integers is not None:
-            round_network(model, integers)
+        if integers is None:
+            model = load_model(source, model_config, dtype=dtype, device=device, memory_limit=limit)
+        else:
+            model = load_rounded(source, model_config, integers, memory_limit=limit)
         model.pack()
     spec = model.kv_cache_spec(block_size)
     demand = PoolDemand(

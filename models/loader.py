@@ -72,8 +72,7 @@ def load_model(
         ConfigError: the network is not supported, cannot be split or does not fit in memory.
     """
     shard = shard or Shard()
-    model = _build(config, shard, dtype=dtype, device=device)
-    _check_memory(model, memory_limit)
+    model = build_model(config, shard, dtype=dtype, device=device, memory_limit=memory_limit)
     match source.load_format:
         case "dummy":
             _fill_randomly(model, seed=source.seed + shard.rank, device=device)
@@ -86,16 +85,27 @@ def load_model(
     return model.eval()
 
 
-def _build(
-    config: ModelConfig, shard: Shard, *, dtype: torch.dtype, device: torch.device
+def build_model(
+    config: ModelConfig,
+    shard: Shard,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    memory_limit: int | None = None,
 ) -> CausalLM:
-    """Return the network with memory for its weights, which is not written yet."""
+    """Return the network with memory for its weights, which is not written yet.
+
+    Raises:
+        ConfigError: the network cannot be split or does not fit in memory.
+    """
     try:
         with _defaults(dtype, device):
-            return get_builder(config)(config, shard)
+            model = get_builder(config)(config, shard)
     except RuntimeError as error:  # torch has no other type for a want of main memory
         reason = str(error).splitlines()[0]
         raise ConfigError(f"there is no memory for the network's weights: {reason}") from error
+    _check_memory(model, memory_limit)
+    return model
 
 
 def _check_memory(model: CausalLM, limit: int | None) -> None:

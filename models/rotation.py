@@ -20,7 +20,7 @@ from octavo.models.ops.int8_linear import make_rotation
 def rotate_residual_stream(model: CausalLM) -> None:
     """Rotate a float32 network in place; a head that is the embedding becomes one of its own."""
     assert model.shard.size == 1, "a shard of a network is not rotated"
-    _untie_head(model)
+    untie_head(model)
     weight = model.embed_tokens.matrix.weight
     rotation = make_rotation(model.config.hidden_size)
     weight.copy_(weight @ rotation)
@@ -33,8 +33,8 @@ def rotate_residual_stream(model: CausalLM) -> None:
     _rotate_inputs(model.lm_head, model.norm, rotation)
 
 
-def _untie_head(model: CausalLM) -> None:
-    """Norm weights are folded into the head, but not into the embedding."""
+def untie_head(model: CausalLM) -> None:
+    """Give the head a matrix of its own: a norm is folded into it, but not into the embedding."""
     if model.lm_head is model.embed_tokens:
         weight = model.embed_tokens.matrix.weight
         model.lm_head = VocabParallelEmbedding(*weight.shape, shard=model.shard)

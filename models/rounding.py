@@ -3,18 +3,21 @@
 Between its matrices the network computes in float32; embeddings and norms are not rounded.
 """
 
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
+
+from torch import Tensor
 
 from octavo.errors import ConfigError
 from octavo.models.causal_lm import CausalLM
 from octavo.models.gguf_header import read_gguf_header
-from octavo.models.layers.decoder import DecoderLayer
-from octavo.models.layers.matrix import Matrix
+from octavo.models.layers.matrix import Matrix, PackedForm
 from octavo.models.ops import int4_linear, int8_linear
-from octavo.models.ops.int4_linear import Int4Weight
-from octavo.models.ops.int8_linear import Int8Weight
-from octavo.models.rotation import rotate_residual_stream
+from octavo.models.ops.int4_linear import Int4Weight, round_to_int4
+from octavo.models.ops.int8_linear import Int8Weight, round_to_int8
+from octavo.models.rotation import rotate_residual_stream, untie_head
 from octavo.models.source import ModelSource
 
 IntegerName = Literal["int4", "int8"]
@@ -23,42 +26,77 @@ Q4_1 = 3
 """ggml's number of the format: 32 weights on 16 levels, with a scale and an offset."""
 
 
-def round_network(model: CausalLM, name: IntegerName) -> None:
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a matrix is rounded to plain tensors, its parts, and what is packed of them."""
+
+    parts: tuple[str, ...]
+    round: Callable[[Tensor], Mapping[str, Tensor]]
+    pack: Callable[[Mapping[str, Tensor]], PackedForm]
+
+
+INT4 = Form(int4_linear.PARTS, round_to_int4, Int4Weight)
+INT8 = Form(int8_linear.PARTS, round_to_int8, Int8Weight)
+ROTATED_INT8 = Form(
+    int8_linear.PARTS,
+    partial(round_to_int8, rotates_inputs=True),
+    partial(Int8Weight, rotates_inputs=True),
+)
+
+
+def round_network(
+    model: CausalLM, name: IntegerName, *, copy: dict[str, Tensor] | None = None
+) -> None:
     """Round all matrices; afterwards no weight may be written.
+
+    ``copy`` receives what ``restore_network`` needs to make the same of another such network.
 
     Raises:
         ConfigError: this CPU lacks the instructions, or the network's shapes do not fit them.
     """
-    matrices = [module for module in model.layers.modules() if isinstance(module, Matrix)]
-    _check_cpu(name, [tuple(matrix.weight.shape) for matrix in matrices])
-    if name == "int4":
-        _round_to_int4(model, matrices)
-    else:
-        _round_to_int8(model, matrices)
+    _check_cpu(name, [tuple(matrix.weight.shape) for _, matrix in _find_matrices(model)])
+    if name == "int8":
+        rotate_residual_stream(model)
+    for path, matrix, form in _choose_forms(model, name):
+        parts = form.round(matrix.weight)
+        if copy is not None:
+            copy |= {f"{path}.{part}": parts[part] for part in form.parts}
+        matrix.pack_as(form.pack(parts), keep_weight=matrix is model.embed_tokens.matrix)
+    if copy is not None:
+        copy |= model.named_parameters()
+
+
+def restore_network(model: CausalLM, name: IntegerName, copy: Mapping[str, Tensor]) -> None:
+    """Make a network whose weights are not written yet what ``round_network`` made the copy of."""
+    if name == "int8":
+        untie_head(model)
+    for path, matrix, form in _choose_forms(model, name):
+        parts = {part: copy[f"{path}.{part}"] for part in form.parts}
+        matrix.pack_as(form.pack(parts), keep_weight=matrix is model.embed_tokens.matrix)
+    for path, parameter in model.named_parameters():
+        parameter.copy_(copy[path])
+
+
+def _find_matrices(model: CausalLM) -> list[tuple[str, Matrix]]:
+    modules = model.layers.named_modules(prefix="layers")
+    return [(path, module) for path, module in modules if isinstance(module, Matrix)]
+
+
+def _choose_forms(model: CausalLM, name: IntegerName) -> Iterator[tuple[str, Matrix, Form]]:
+    """Yield path, matrix and form of everything that is rounded."""
+    for path, matrix in _find_matrices(model):
+        # Channels of gated activations stand out, too, with nothing to fold a rotation into.
+        int8 = ROTATED_INT8 if path.endswith("down_proj.matrix") else INT8
+        yield path, matrix, INT4 if name == "int4" else int8
+    if name == "int8":
+        yield "lm_head.matrix", model.lm_head.matrix, INT8
+    elif int8_linear.can_quantize():  # a head in four bits costs too much
+        yield "lm_head.matrix", model.lm_head.matrix, ROTATED_INT8
 
 
 def can_round(name: IntegerName) -> bool:
     """Return whether this CPU has the instructions."""
     return int4_linear.can_quantize() if name == "int4" else int8_linear.can_quantize()
-
-
-def _round_to_int4(model: CausalLM, matrices: list[Matrix]) -> None:
-    for matrix in matrices:
-        matrix.pack_as(Int4Weight)
-    if int8_linear.can_quantize():  # a head in four bits costs too much
-        is_tied = model.lm_head is model.embed_tokens
-        model.lm_head.matrix.pack_as(partial(Int8Weight, rotates_inputs=True), keep_weight=is_tied)
-
-
-def _round_to_int8(model: CausalLM, matrices: list[Matrix]) -> None:
-    rotate_residual_stream(model)
-    for layer in model.layers:
-        assert isinstance(layer, DecoderLayer)
-        # Channels of gated activations stand out, too, with nothing to fold a rotation into.
-        layer.mlp.down_proj.matrix.pack_as(partial(Int8Weight, rotates_inputs=True))
-    for matrix in (*matrices, model.lm_head.matrix):
-        if not matrix.is_packed:
-            matrix.pack_as(Int8Weight)
 
 
 def is_stored_in_int4(source: ModelSource) -> bool:

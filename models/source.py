@@ -7,26 +7,16 @@ are downloaded: no .bin, no other framework's weights, no second copy in a subfo
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Literal
-
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 
 from octavo.config import EngineConfig, Environment
 from octavo.errors import ConfigError
 from octavo.models.default_model import DEFAULT_MODEL, get_default_model
 
 Download = Callable[..., str]
-"""``huggingface_hub.snapshot_download``, or a stand-in for it."""
+"""A stand-in for ``huggingface_hub.snapshot_download``."""
 
 _CONFIG_FILES = ("config.json", "generation_config.json")
 _TOKENIZER_FILES = (
@@ -40,15 +30,8 @@ _TOKENIZER_FILES = (
     "chat_template.*",
 )
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
-_IGNORED_FILES = ("*/*", "consolidated*", "adapter_*")
 _MAX_NAME_LENGTH = 250  # characters of a Hub id, and of any name in a message
 _HUB_ID = re.compile(r"(?P<repository>[\w.-]+(/[\w.-]+)?)(:(?P<variant>[\w.-]+))?")
-# The HTTP library under the Hub client has changed with its versions; its errors are these.
-_HUB_ERRORS: tuple[type[BaseException], ...] = (
-    OSError,
-    HFValidationError,
-    *HfHubHTTPError.__bases__,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +45,8 @@ class ModelSource:
     load_format: Literal["safetensors", "gguf", "dummy"]
     seed: int
     """Of dummy weights."""
+    cache_dir: Path | None = None
+    """Where what is made of the weights may be kept for later starts."""
 
     @property
     def is_gguf(self) -> bool:
@@ -70,7 +55,7 @@ class ModelSource:
 
 
 def resolve_source(
-    config: EngineConfig, environment: Environment, *, download: Download = snapshot_download
+    config: EngineConfig, environment: Environment, *, download: Download | None = None
 ) -> ModelSource:
     """Find the model that ``config`` names, downloading it if need be.
 
@@ -92,11 +77,17 @@ def resolve_source(
             f"load_format is {config.load_format}, but {name} is stored as {stored_as}; use auto"
         )
     load_format = "dummy" if config.load_format == "dummy" else stored_as
-    return ModelSource(name=name, path=path, load_format=load_format, seed=config.seed)
+    return ModelSource(
+        name=name,
+        path=path,
+        load_format=load_format,
+        seed=config.seed,
+        cache_dir=environment.cache_dir,
+    )
 
 
 def resolve_tokenizer(
-    config: EngineConfig, source: ModelSource, *, download: Download = snapshot_download
+    config: EngineConfig, source: ModelSource, *, download: Download | None = None
 ) -> Path:
     """Return the folder or .gguf file that holds the tokenizer.
 
@@ -114,23 +105,21 @@ def resolve_tokenizer(
 class _Hub:
     """The Hub client with the access and the revision of one download."""
 
-    download: Download
+    download: Download | None
     token: str | None
     revision: str | None
 
     def fetch(self, repository: str, files: Sequence[str]) -> Path:
         """Download the files that match and return their folder."""
-        try:
-            folder = self.download(
-                repository,
-                revision=self.revision,
-                token=self.token,
-                allow_patterns=list(files),
-                ignore_patterns=list(_IGNORED_FILES),
-            )
-        except _HUB_ERRORS as error:
-            raise ConfigError(_explain(error, repository, self.revision)) from error
-        return Path(folder)
+        hub = import_module("octavo.models.hub")  # not for those whose model is here
+        folder: Path = hub.fetch(
+            repository,
+            files=files,
+            token=self.token,
+            revision=self.revision,
+            download=self.download,
+        )
+        return folder
 
 
 def _find(name: str, files: Sequence[str], hub: _Hub) -> Path:
@@ -174,29 +163,3 @@ def _only_gguf(paths: Sequence[Path], place: str) -> Path:
         names = ", ".join(path.name for path in found)
         raise ConfigError(f"{place} has several .gguf files; name one of {names}")
     return found[0]
-
-
-def _explain(error: BaseException, repository: str, revision: str | None) -> str:
-    page = f"https://huggingface.co/{repository}"
-    match error:
-        case GatedRepoError():
-            return f"{repository} is gated: accept its terms at {page} and set HF_TOKEN"
-        case RepositoryNotFoundError():
-            return (
-                f"{repository} is neither a folder here nor a model on the Hub that may be read;"
-                " check the spelling, or set HF_TOKEN if it is private"
-            )
-        case RevisionNotFoundError():
-            return f"{repository} has no revision {revision} on the Hub; see {page}"
-        case LocalEntryNotFoundError() if isinstance(error.__cause__, OfflineModeIsEnabled):
-            return (
-                f"HF_HUB_OFFLINE is set and {repository} is not in the local cache;"
-                " unset it once, or name a folder"
-            )
-        case LocalEntryNotFoundError():
-            return (
-                f"the Hub cannot be reached and {repository} is not in the local cache;"
-                " check the network, or name a folder"
-            )
-    reason = " ".join(str(error).split())
-    return f"cannot download {repository} from the Hub: {reason}"

@@ -79,12 +79,12 @@ class Matrix(nn.Module):
         if self.scale is not None and self.weight.device.type == "cpu":
             spread_nan(self.weight, self.scale)
         if not self.is_packed and can_pack(self.weight):
-            self.pack_as(PackedWeight, keep_weight=keep_weight)
+            self.pack_as(PackedWeight(self.weight), keep_weight=keep_weight)
 
-    def pack_as(self, form: Callable[[Tensor], PackedForm], *, keep_weight: bool = False) -> None:
-        """Bring the weight into this form."""
+    def pack_as(self, form: PackedForm, *, keep_weight: bool = False) -> None:
+        """Multiply with this form of the weight from now on."""
         assert not self.is_packed, "a packed weight is not packed again"
-        self._packed = form(self.weight)
+        self._packed = form
         if not keep_weight:
             del self.weight
 

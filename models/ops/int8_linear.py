@@ -5,6 +5,7 @@ depend on the rows beside it, not even in its last bit: integers add up alike in
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,23 +24,34 @@ _PLAIN: tuple[Any, ...] = (None, 1.0, 0, torch.float32, "none", [], "")
 """No bias, no scale of the output, float32, and nothing applied to it."""
 
 
+PARTS = ("values", "scales")
+
+
+def round_to_int8(weight: Tensor, *, rotates_inputs: bool = False) -> dict[str, Tensor]:
+    """Round a weight to eight bits; return the ``PARTS`` that it is packed of.
+
+    Where some inputs are much larger than others, ``rotates_inputs`` rotates the weight as
+    ``Int8Weight`` then rotates them, so that the product stays.
+    """
+    weight = weight.detach().float()
+    if rotates_inputs:
+        weight = _rotate(weight, _make_rotation_of(weight.shape[1]))
+    values, scales = quantize_rows(weight)
+    return {"values": values, "scales": scales.flatten()}
+
+
 class Int8Weight:
-    """A weight rounded to eight bits, in oneDNN's blocks; the weight itself is not needed any more.
+    """A weight rounded to eight bits, in oneDNN's blocks, of its parts.
 
     oneDNN takes one scale for all activations: it is left at 1, and rows are scaled afterwards.
-    Where some inputs are much larger than others, ``rotates_inputs`` spreads them over their
-    neighbours before they are rounded; the weight is rotated alike, so that the product stays.
+    ``rotates_inputs`` spreads large inputs over their neighbours before they are rounded.
     """
 
-    def __init__(self, weight: Tensor, *, rotates_inputs: bool = False) -> None:
-        weight = weight.detach().float()
-        self._rotation: Tensor | None = None
-        if rotates_inputs:
-            self._rotation = make_rotation(math.gcd(weight.shape[1], MAX_ROTATED))
-            weight = _rotate(weight, self._rotation)
-        values, scales = quantize_rows(weight)
-        self._scales = scales.flatten()
-        self._zero_points = torch.zeros(len(scales), dtype=torch.int32)
+    def __init__(self, parts: Mapping[str, Tensor], *, rotates_inputs: bool = False) -> None:
+        values = parts["values"]
+        self._rotation = _make_rotation_of(values.shape[1]) if rotates_inputs else None
+        self._scales = parts["scales"]
+        self._zero_points = torch.zeros(len(values), dtype=torch.int32)
         self._blocks = torch.ops.onednn.qlinear_prepack(values, None)
 
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -65,6 +77,10 @@ def make_rotation(size: int) -> Tensor:
     cosines = torch.cos(math.pi / size * (index + 0.5) * index[:, None]) * math.sqrt(2 / size)
     cosines[0] /= math.sqrt(2)
     return cosines.float()
+
+
+def _make_rotation_of(num_inputs: int) -> Tensor:
+    return make_rotation(math.gcd(num_inputs, MAX_ROTATED))
 
 
 def _rotate(x: Tensor, rotation: Tensor) -> Tensor:

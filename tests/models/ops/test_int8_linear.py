@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from octavo.models.ops.int8_linear import Int8Weight, can_quantize, make_rotation, quantize_rows
+from octavo.models.ops.int8_linear import (
+    Int8Weight,
+    can_quantize,
+    make_rotation,
+    quantize_rows,
+    round_to_int8,
+)
 
 pytestmark = pytest.mark.skipif(not can_quantize(), reason="this CPU has no AVX512-VNNI")
 
@@ -14,14 +20,17 @@ def seed():
     torch.manual_seed(0)
 
 
+def pack(weight, rotates_inputs=False):
+    parts = round_to_int8(weight, rotates_inputs=rotates_inputs)
+    return Int8Weight(parts, rotates_inputs=rotates_inputs)
+
+
 @pytest.mark.parametrize("num_rows", [0, 1, 3, 17, 64])
 def test_it_is_the_product_of_the_rounded_operands(num_rows):
     x, weight, bias = torch.randn(num_rows, 96), torch.randn(40, 96), torch.randn(40)
     rounded = [values * scales for values, scales in (quantize_rows(x), quantize_rows(weight))]
     for some in (None, bias):
-        torch.testing.assert_close(
-            Int8Weight(weight).linear(x, some), functional.linear(*rounded, some)
-        )
+        torch.testing.assert_close(pack(weight).linear(x, some), functional.linear(*rounded, some))
 
 
 def test_rounding_is_off_by_half_a_step_at_most():
@@ -33,7 +42,7 @@ def test_rounding_is_off_by_half_a_step_at_most():
 
 @pytest.mark.parametrize("rotates_inputs", [False, True])
 def test_a_row_does_not_depend_on_its_company(rotates_inputs):
-    weight = Int8Weight(torch.randn(64, 192), rotates_inputs=rotates_inputs)
+    weight = pack(torch.randn(64, 192), rotates_inputs)
     x = torch.randn(40, 192) * torch.logspace(-3, 3, 40)[:, None]
     together = weight.linear(x)
     alone = torch.cat([weight.linear(row[None]) for row in x])
@@ -48,10 +57,7 @@ def test_rotated_inputs_lose_less_where_one_stands_out():
     x[:, 7] *= 300
     weight[:, 7] = 0  # what matters is in the others
     exact = functional.linear(x, weight)
-    errors = [
-        (Int8Weight(weight, rotates_inputs=rotates).linear(x) - exact).norm()
-        for rotates in (False, True)
-    ]
+    errors = [(pack(weight, rotates).linear(x) - exact).norm() for rotates in (False, True)]
     assert errors[1] < errors[0] / 2
 
 
@@ -65,7 +71,7 @@ def test_a_rotation_keeps_lengths_and_has_no_large_entries(size):
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("rotates_inputs", [False, True])
 def test_a_row_that_is_not_finite_shows_and_spares_the_others(value, rotates_inputs):
-    weight, x = Int8Weight(torch.randn(64, 192), rotates_inputs=rotates_inputs), torch.randn(3, 192)
+    weight, x = pack(torch.randn(64, 192), rotates_inputs), torch.randn(3, 192)
     expected = weight.linear(x)
     x[1, 5] = value
     y = weight.linear(x)
