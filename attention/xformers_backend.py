@@ -31,13 +31,17 @@ MAX_PARTS = 64
 
 @dataclass(frozen=True, slots=True)
 class SplitK:
-    """What is used of xformers."""
+    """What is used of xformers.
 
-    attend: Callable[..., Tensor]
+    Operators are called without its dispatcher, which refuses them all where the C++ library does
+    not load, as beside CUDA 13: this one does without.
+    """
+
+    inputs: Any
     mask: Any
     """Where the keys of queries of many rows stand, by block tables."""
     find_operator: Callable[[int], Any]
-    """Returns the kernel that cuts contexts into so many parts."""
+    """Returns the operator that cuts contexts into so many parts."""
 
     @classmethod
     def load(cls) -> "SplitK":
@@ -55,7 +59,7 @@ class SplitK:
                 'pip install "octavo[xformers]", or use triton'
             ) from error
         return cls(
-            fmha.memory_efficient_attention_forward,
+            fmha.Inputs,
             attn_bias.PagedBlockDiagonalPaddedKeysMask,
             triton_splitk.FwOp.get_operator,
         )
@@ -199,14 +203,16 @@ class XformersAttention:
         rows = self._rows
         num_rows = len(rows.first_tokens)
         heads = (layer.num_kv_heads, layer.num_heads // layer.num_kv_heads, layer.head_dim)
-        parts = max(1, min(MAX_PARTS, MIN_PROGRAMS // (num_rows * layer.num_kv_heads)))
-        out = self._split_k.attend(
-            q.index_select(0, rows.first_tokens).view(1, num_rows, *heads),
-            *self._view_keys(layer, heads),
-            rows.bias,
+        keys, values = self._view_keys(layer, heads)
+        inputs = self._split_k.inputs(
+            query=q.index_select(0, rows.first_tokens).view(1, num_rows, *heads),
+            key=keys,
+            value=values,
+            attn_bias=rows.bias,
             scale=layer.scale,
-            op=self._split_k.find_operator(parts),
         )
+        parts = max(1, min(MAX_PARTS, MIN_PROGRAMS // (num_rows * layer.num_kv_heads)))
+        out: Tensor = self._split_k.find_operator(parts).apply(inputs, needs_gradient=False)[0]
         return out.view(num_rows, *q.shape[1:]).index_select(0, rows.token_rows)
 
     def _view_keys(self, layer: AttentionLayer, heads: tuple[int, int, int]) -> list[Tensor]:

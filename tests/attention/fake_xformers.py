@@ -33,7 +33,7 @@ class FakeMask:
 
 @dataclass
 class FakeXformers:
-    """The modules, and the calls that were made."""
+    """The modules, and the inputs and parts of the calls that were made."""
 
     calls: list[SimpleNamespace] = field(default_factory=list)
 
@@ -43,28 +43,34 @@ class FakeXformers:
         modules = {name: ModuleType(name) for name in names}
         fmha = modules["xformers.ops.fmha"]
         modules["xformers.ops"].fmha = fmha
-        fmha.memory_efficient_attention_forward = self.attend
+        fmha.Inputs = SimpleNamespace
         fmha.attn_bias = SimpleNamespace(PagedBlockDiagonalPaddedKeysMask=FakeMask)
-        fmha.triton_splitk = SimpleNamespace(
-            FwOp=SimpleNamespace(get_operator=lambda parts: f"split-K {parts}")
-        )
+        fmha.triton_splitk = SimpleNamespace(FwOp=SimpleNamespace(get_operator=self.get_operator))
         for name, module in modules.items():
             monkeypatch.setitem(sys.modules, name, module)
 
-    def attend(self, query, key, value, attn_bias, *, scale, op):
-        """Return the outputs, (1, num_rows, num_kv_heads, group, head_dim)."""
-        self.calls.append(SimpleNamespace(query=query, key=key, value=value, bias=attn_bias, op=op))
-        lengths, size = attn_bias.k_seqinfo.seqlen, attn_bias.page_size
-        assert lengths.dtype == attn_bias.block_tables.dtype == torch.int32
-        assert query.shape[2:] == key.shape[2:] == value.shape[2:]
-        assert key.shape[1] == value.shape[1]
-        assert key.shape[1] % size == 0
-        out = torch.zeros_like(query)
-        for row, length in enumerate(lengths.tolist()):
-            token = torch.arange(length)
-            place = attn_bias.block_tables[row, token // size].long() * size + token % size
-            scores = torch.einsum("ghd,tghd->ght", query[0, row].float(), key[0, place].float())
-            weights = (scale * scores).softmax(-1)
-            if length:
-                out[0, row] = torch.einsum("ght,tghd->ghd", weights, value[0, place].float())
-        return out
+    def get_operator(self, parts):
+        def apply(inputs, *, needs_gradient):
+            assert not needs_gradient
+            self.calls.append(SimpleNamespace(parts=parts, **vars(inputs)))
+            return attend(**vars(inputs)), None
+
+        return SimpleNamespace(apply=apply)
+
+
+def attend(query, key, value, attn_bias, scale):
+    """Return the outputs, (1, num_rows, num_kv_heads, group, head_dim)."""
+    lengths, size = attn_bias.k_seqinfo.seqlen, attn_bias.page_size
+    assert lengths.dtype == attn_bias.block_tables.dtype == torch.int32
+    assert query.shape[2:] == key.shape[2:] == value.shape[2:]
+    assert key.shape[1] == value.shape[1]
+    assert key.shape[1] % size == 0
+    out = torch.zeros_like(query)
+    for row, length in enumerate(lengths.tolist()):
+        token = torch.arange(length)
+        place = attn_bias.block_tables[row, token // size].long() * size + token % size
+        scores = torch.einsum("ghd,tghd->ght", query[0, row].float(), key[0, place].float())
+        weights = (scale * scores).softmax(-1)
+        if length:
+            out[0, row] = torch.einsum("ght,tghd->ghd", weights, value[0, place].float())
+    return out

@@ -121,11 +121,11 @@ def test_rows_become_a_power_of_two_with_one_to_spare(
     layer = make_layer(kv_heads=kv_heads, group=1, head_dim=16)
     run(make_batch(layer, [(1, 2)] * num_rows, dtype=torch.float16, block_size=64))
     call = xformers.calls[-1]
-    lengths = call.bias.k_seqinfo.seqlen
+    lengths = call.attn_bias.k_seqinfo.seqlen
     assert lengths.tolist() == [2] * num_rows + [0] * (num_padded - num_rows)
-    assert len(call.bias.block_tables) == call.query.shape[1] == num_padded
-    assert call.bias.q_seqinfo.seqstart.tolist() == list(range(num_padded + 1))
-    assert call.op == f"split-K {parts}"
+    assert len(call.attn_bias.block_tables) == call.query.shape[1] == num_padded
+    assert call.attn_bias.q_seqinfo.seqstart.tolist() == list(range(num_padded + 1))
+    assert call.parts == parts
 
 
 @pytest.mark.parametrize(
