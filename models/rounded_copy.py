@@ -113,4 +113,4 @@ def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def _checksum(tensor: Tensor) -> str:
     """Return the tensor's CRC-32: it finds damage, and takes half the time of SHA-256."""
-    return str(zlib.crc32(tensor.detach().contiguous().flatten().view(torch.uint8).numpy()))
+    return str(zlib.crc32(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data))
