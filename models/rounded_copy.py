@@ -87,12 +87,13 @@ def _read(path: Path) -> dict[str, Tensor] | None:
         with safe_open(path, framework="pt") as file:
             sums = file.metadata() or {}
             # Clones, for the file may go away; what is checked is what was read.
-            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-        damaged = [key for key, tensor in tensors.items() if sums.get(key) != _checksum(tensor)]
+            tensors = {key: file.get_tensor(key).clone() for key in sums}
+            is_whole = len(tensors) == len(file.keys())
+        damaged = [key for key, tensor in tensors.items() if sums[key] != _checksum(tensor)]
     except (OSError, SafetensorError) as error:
         logger.warning("%s is damaged and will be made anew: %s", path, error)
         return None
-    if damaged or sums.keys() != tensors.keys():
+    if damaged or not is_whole:
         logger.warning("%s is damaged and will be made anew: %s", path, ", ".join(damaged[:3]))
         return None
     return tensors
