@@ -10,8 +10,9 @@ one line::
 The grid is fixed: a program walks its share, keeping a running softmax for the piece of a segment
 (row, head) that it holds. A segment inside one share is written out at once. Of a segment cut by
 shares every program writes a partial result (at most two a program: its first and its last piece);
-the last to arrive merges them. Where the shares begin is computed on the device, once a step, by
-``plan_decode``.
+the last to arrive merges them. Most are cut once: the second piece is the first of its program and
+done long before the first one, which is added to it without being written. Where the shares begin
+is computed on the device, once a step, by ``plan_decode``.
 
 Tiles that rows have in common lie on a line of their own and are read for all their queries
 together. A program walks its share of that line first; what it finds meets the rows' own tiles in
@@ -28,7 +29,15 @@ from octavo.attention.backend import AttentionLayer
 from octavo.attention.ops.decode_workspace import MAX_GROUP
 from octavo.attention.ops.dependent_launch import can_start_early, wait_for_inputs
 from octavo.attention.ops.paged_kv import PagedKV, match_cache
-from octavo.attention.ops.pieces import attend, find_elements, meet, merge
+from octavo.attention.ops.pieces import (
+    add_piece,
+    attend,
+    find_elements,
+    meet,
+    merge,
+    read_piece,
+    write_piece,
+)
 from octavo.attention.ops.plan_decode import SHARE_FIELDS, DecodePlan
 from octavo.attention.ops.rows import first_visible
 
@@ -222,6 +231,12 @@ def _walk(
         is_half = IS_PREFIX or (HAS_PREFIXES and first_tile > unseen)
         where = (row, second, third, head, part, readers_ptr)
         query, _, exists = _find_queries(where, heads, QUERIES, IS_PREFIX)
+        first = start // share
+        last = (stop - 1) // share
+        is_last = first == last
+        if (first == program) & (last == program + 1):
+            # The other piece is the next program's first: it has been there for long, mostly.
+            is_last = tl.atomic_add(arrivals_ptr + first, 0) == 1
 
         offset, in_head = find_elements(query, exists, heads)
         acc, sum_p, max_s = attend(
@@ -241,26 +256,32 @@ def _walk(
             WINDOW,
             tiling[2],
         )
-        result = acc / sum_p[:, None]
+        result = acc * (1.0 / sum_p)[:, None]
         lse = max_s + tl.log2(sum_p)
-        if (unit == start) & (piece_stop == stop):
-            _write(result, lse, where, is_half, out_ptr, halves, heads, QUERIES, IS_PREFIX)
-        else:
+        if not is_last:
             place = (program * 2 + slot) * QUERIES + tl.arange(0, QUERIES)
-            offset, in_head = find_elements(place, exists, heads)
-            tl.store(pieces_out_ptr + offset, result, mask=in_head)
-            tl.store(pieces_lse_ptr + place, lse, mask=exists)
-            first = start // share
-            last = (stop - 1) // share
+            write_piece(result, lse, place, exists, pieces, heads)
             tl.debug_barrier()  # all threads have written before one of them tells so
-            if tl.atomic_add(arrivals_ptr + first, 1) == last - first:
+            is_last = tl.atomic_add(arrivals_ptr + first, 1) == last - first
+        if is_last:
+            first_slot = (first * share != start).to(tl.int32)
+            if last > first:
                 tl.store(arrivals_ptr + first, 0)
+            if last == first + 1:
+                is_first = program == first
+                other = tl.where(is_first, last * 2, first * 2 + first_slot)
+                place = other * QUERIES + tl.arange(0, QUERIES)
+                other_result, other_lse = read_piece(place, exists, pieces, heads)
+                result, lse = add_piece(result, lse, other_result, other_lse, is_first)
+            if last <= first + 1:
+                _write(result, lse, where, is_half, out_ptr, halves, heads, QUERIES, IS_PREFIX)
+            else:
                 merged, merged_lse = merge(
                     pieces_out_ptr,
                     pieces_lse_ptr,
                     first,
                     last,
-                    (first * share != start).to(tl.int32),
+                    first_slot,
                     tl.sum(exists.to(tl.int32), axis=0) if IS_PREFIX else GROUP,
                     MERGED_QUERIES,
                     QUERIES,

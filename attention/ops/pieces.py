@@ -114,35 +114,53 @@ def merge(
         acc = acc * decay[:, None] + tl.sum(w[:, :, None] * result, axis=0)
         sum_w = sum_w * decay + tl.sum(w, axis=0)
         max_lse = new_max
-    return acc / sum_w[:, None], max_lse + tl.log2(sum_w)
+    return acc * (1.0 / sum_w)[:, None], max_lse + tl.log2(sum_w)
 
 
 @triton.jit
 def meet(result, lse, half, exists, halves, heads: tl.constexpr, IS_PREFIX: tl.constexpr):
     """Leave halves for those that come second; return the sums of those that are, and which are."""
-    half_out_ptr, half_lse_ptr, arrivals_ptr = halves
-    place = half * 2 + IS_PREFIX
-    offset, in_head = find_elements(place, exists, heads)
-    tl.store(half_out_ptr + offset, result, mask=in_head)
-    tl.store(half_lse_ptr + place, lse, mask=exists)
+    arrivals_ptr = halves[2]
+    write_piece(result, lse, half * 2 + IS_PREFIX, exists, halves, heads)
     tl.debug_barrier()  # all threads have written before one of them tells so
     is_second = exists & (tl.atomic_add(arrivals_ptr + half, 1, mask=exists) == 1)
     tl.debug_barrier()  # and nobody reads before it is told
     tl.store(arrivals_ptr + half, 0, mask=is_second)
-    place = half * 2 + 1 - IS_PREFIX
-    offset, in_head = find_elements(place, is_second, heads)
-    # Not through L1: another multiprocessor may have written these.
-    other = tl.load(half_out_ptr + offset, mask=in_head, other=0.0, cache_modifier=".cg")
-    other_lse = tl.load(half_lse_ptr + place, mask=is_second, other=0.0, cache_modifier=".cg")
-    max_lse = tl.maximum(lse, other_lse)
-    w = tl.exp2(lse - max_lse)
-    other_w = tl.exp2(other_lse - max_lse)
-    # In one order, whoever is second: the same bits every time.
-    if IS_PREFIX:
-        total = other * other_w[:, None] + result * w[:, None]
-    else:
-        total = result * w[:, None] + other * other_w[:, None]
-    return total / (w + other_w)[:, None], is_second
+    other, other_lse = read_piece(half * 2 + 1 - IS_PREFIX, is_second, halves, heads)
+    total, _ = add_piece(result, lse, other, other_lse, not IS_PREFIX)
+    return total, is_second
+
+
+@triton.jit
+def write_piece(result, lse, place, exists, pieces, heads: tl.constexpr):
+    """Leave result and log-sum-exp for another program."""
+    offset, in_head = find_elements(place, exists, heads)
+    tl.store(pieces[0] + offset, result, mask=in_head)
+    tl.store(pieces[1] + place, lse, mask=exists)
+
+
+@triton.jit
+def read_piece(place, exists, pieces, heads: tl.constexpr):
+    """Return what a program has left; not through L1, for another multiprocessor wrote it."""
+    offset, in_head = find_elements(place, exists, heads)
+    result = tl.load(pieces[0] + offset, mask=in_head, other=0.0, cache_modifier=".cg")
+    return result, tl.load(pieces[1] + place, mask=exists, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def add_piece(result, lse, other, other_lse, is_first):
+    """Return result and log-sum-exp of two pieces: the same bits, whichever calls this."""
+    left = tl.where(is_first, result, other)
+    right = tl.where(is_first, other, result)
+    left_lse = tl.where(is_first, lse, other_lse)
+    right_lse = tl.where(is_first, other_lse, lse)
+    max_lse = tl.maximum(left_lse, right_lse)
+    w = tl.exp2(left_lse - max_lse)
+    right_w = tl.exp2(right_lse - max_lse)
+    sum_w = w + right_w
+    share = w / sum_w
+    total = left * share[:, None] + right * (1.0 - share)[:, None]
+    return total, max_lse + tl.log2(sum_w)
 
 
 @triton.jit
