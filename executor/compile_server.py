@@ -9,6 +9,7 @@ import ast
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -26,9 +27,11 @@ def write_job(source: ASTSource, target: GPUTarget, options: Mapping[str, Any]) 
     """Return a specialised kernel as one line of Python literals, its function by name.
 
     Raises:
-        ValueError: a constant is no literal.
+        ValueError: a constant is no literal, or the function was made at run time.
     """
     function = source.fn
+    if vars(sys.modules[function.__module__]).get(function.__name__) is not function:
+        raise ValueError(f"{function.__module__} has another {function.__name__}, or none")
     job = (
         (function.__module__, function.__name__, function.cache_key),
         (source.signature, source.constants, source.attrs),

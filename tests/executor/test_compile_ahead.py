@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from triton.compiler import make_backend
+from triton import JITFunction
+from triton.compiler import ASTSource, make_backend
 from triton.runtime import _async_compile
 
 from octavo.executor.compile_ahead import (
@@ -18,7 +19,7 @@ from octavo.executor.compile_ahead import (
     StartCompiler,
 )
 from octavo.executor.compile_server import write_job
-from tests.executor.tiny_kernel import HOPPER, make_source
+from tests.executor.tiny_kernel import HOPPER, double, make_source
 from tests.source_tree import ROOT
 
 
@@ -59,6 +60,15 @@ def test_a_job_that_fails_ends(server, job):
 def test_what_is_no_literal_is_compiled_here():
     with pytest.raises(ValueError, match="double cannot be written as literals"):
         make_job(make_source(torch.float32))
+
+
+@pytest.mark.parametrize("name", ["double", "made"])
+def test_a_function_that_its_module_does_not_have_is_compiled_here(name):
+    made = JITFunction(double.fn)
+    made.__name__ = name
+    source = ASTSource(made, {"values": "*fp32", "SIZE": "constexpr"}, {"SIZE": 64})
+    with pytest.raises(ValueError, match=f"tiny_kernel has another {name}, or none"):
+        make_job(source)
 
 
 @pytest.fixture(scope="module")
