@@ -23,7 +23,7 @@ from tests.checkpoints import (
 if not torch.cuda.is_available():
     from tests import interpreter
 
-    interpreter.prepare_once_a_launch()
+    interpreter.do_once()
 
 
 def pytest_collection_modifyitems(items):

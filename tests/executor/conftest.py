@@ -9,8 +9,8 @@ from tests.checkpoints import build_random_model, save_checkpoint, tiny_config
 class Oracle:
     """A checkpoint and the transformers model that it was saved from."""
 
-    def __init__(self, folder, model_type):
-        self.model = build_random_model(tiny_config(model_type))
+    def __init__(self, folder, model_type, **changes):
+        self.model = build_random_model(tiny_config(model_type, **changes))
         self.folder = save_checkpoint(folder, self.model)
         self._generated: dict[tuple[int, ...], list[int]] = {}
 
@@ -48,3 +48,10 @@ def oracle(request, checkpoints):
     if request.param == "llama":
         return request.getfixturevalue("llama")
     return Oracle(checkpoints / f"oracle-{request.param}", request.param)
+
+
+@pytest.fixture(scope="session")
+def small_llama(checkpoints):
+    """One layer of two heads: Triton's interpreter takes milliseconds for each of a token."""
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    return Oracle(checkpoints / "oracle-small-llama", "llama", num_hidden_layers=1, **heads)

@@ -22,10 +22,10 @@ from tests.models.oracle import source_of
 
 CPU = torch.device("cpu")
 RNG = np.random.default_rng(3)
-PROMPTS = [RNG.integers(3, 345, size=length).tolist() for length in (5, 17)]
+PROMPTS = [RNG.integers(3, 345, size=length).tolist() for length in (3, 6)]
 
 
-def make_device_executor(folder, *, lag=0, num_rows=4, block_size=16, graphs=()):
+def make_device_executor(folder, *, lag=0, num_rows=4, block_size=4, graphs=()):
     """Load a checkpoint into a DeviceRunner whose device is the interpreter."""
     source = source_of(folder)
     config = load_config(source)
@@ -51,12 +51,12 @@ def make_device_executor(folder, *, lag=0, num_rows=4, block_size=16, graphs=())
 def test_greedy_tokens_in_chunks_are_those_of_transformers(oracle):
     executor = make_device_executor(oracle.folder, lag=1)
     expected = [oracle.generate(prompt, 3) for prompt in PROMPTS]
-    assert generate(executor, PROMPTS, 3, lag=1, chunk=8) == expected
+    assert generate(executor, PROMPTS, 3, lag=1, chunk=4) == expected
 
 
-def test_tables_grow_by_one_block_or_several(llama):
-    executor = make_device_executor(llama.folder, block_size=2)
-    assert generate(executor, PROMPTS[:1], 6) == [llama.generate(PROMPTS[0], 6)]
+def test_tables_grow_by_one_block_or_several(small_llama):
+    executor = make_device_executor(small_llama.folder, block_size=2)
+    assert generate(executor, PROMPTS[:1], 6) == [small_llama.generate(PROMPTS[0], 6)]
 
 
 @pytest.mark.parametrize(
@@ -70,75 +70,75 @@ def test_tables_grow_by_one_block_or_several(llama):
     ],
     ids=lambda sampling: next(iter(sampling)),
 )
-def test_every_parameter_chooses_what_the_cpu_chooses(llama, sampling):
-    on_device = generate(make_device_executor(llama.folder), PROMPTS, 3, **sampling)
-    assert on_device == generate(make_executor(llama.folder), PROMPTS, 3, **sampling)
+def test_every_parameter_chooses_what_the_cpu_chooses(small_llama, sampling):
+    on_device = generate(make_device_executor(small_llama.folder), PROMPTS, 3, **sampling)
+    assert on_device == generate(make_executor(small_llama.folder), PROMPTS, 3, **sampling)
 
 
-def test_rows_with_and_without_edits_share_a_step(llama):
-    hand = ByHand(make_device_executor(llama.folder))
+def test_rows_with_and_without_edits_share_a_step(small_llama):
+    hand = ByHand(make_device_executor(small_llama.folder))
     hand.admit(0, PROMPTS[0])
     hand.admit(1, PROMPTS[1], logit_bias=((300, 90.0),))
-    hand.step({0: 5, 1: 17})
+    hand.step({0: 3, 1: 6})
     plain, biased = hand.requests[0], hand.requests[1]
     hand.decode(2)
-    assert plain.outputs == llama.generate(PROMPTS[0], 3)
+    assert plain.outputs == small_llama.generate(PROMPTS[0], 3)
     assert biased.outputs == [300, 300, 300]
 
 
-def test_logprobs_and_prompt_logprobs_are_those_of_the_cpu(llama):
+def test_logprobs_and_prompt_logprobs_are_those_of_the_cpu(small_llama):
     found = []
     for make in (make_device_executor, make_executor):
-        hand = ByHand(make(llama.folder))
+        hand = ByHand(make(small_llama.folder))
         request = hand.admit(0, PROMPTS[1], num_logprobs=3, num_prompt_logprobs=2)
-        hand.step({0: 8})
-        hand.step({0: 9})
+        hand.step({0: 4})
+        hand.step({0: 2})
         hand.decode(2)
         found.append(request.prompt_logprobs + request.logprobs)
-    assert len(found[0]) == len(found[1]) == 16 + 3
+    assert len(found[0]) == len(found[1]) == 5 + 3
     for ours, expected in zip(*found, strict=True):
         assert ours.ids.tolist() == expected.ids.tolist()
         assert ours.rank == expected.rank
         np.testing.assert_allclose(ours.logprobs, expected.logprobs, atol=1e-4)
 
 
-def test_a_copied_block_serves_like_its_source(llama):
-    prefix = PROMPTS[1][:16]
-    hand = ByHand(make_device_executor(llama.folder))
+def test_a_copied_block_serves_like_its_source(small_llama):
+    prefix = PROMPTS[1][:4]
+    hand = ByHand(make_device_executor(small_llama.folder))
     first = hand.admit(0, prefix)
-    hand.step({0: 16})
-    second = hand.admit(1, [*prefix, 5], blocks=[40], computed=16)
+    hand.step({0: 4})
+    second = hand.admit(1, [*prefix, 5], blocks=[40], computed=4)
     hand.step({1: 1}, copies=[BlockCopy(first.blocks[0], 40)])
-    assert second.outputs == llama.generate([*prefix, 5], 1)
+    assert second.outputs == small_llama.generate([*prefix, 5], 1)
 
 
-def test_a_step_that_samples_nothing_returns_no_token(llama):
-    hand = ByHand(make_device_executor(llama.folder))
+def test_a_step_that_samples_nothing_returns_no_token(small_llama):
+    hand = ByHand(make_device_executor(small_llama.folder))
     request = hand.admit(0, PROMPTS[1])
-    hand.step({0: 8})
+    hand.step({0: 4})
     assert request.outputs == []
-    hand.step({0: 9})
-    assert request.outputs == llama.generate(PROMPTS[1], 1)
+    hand.step({0: 2})
+    assert request.outputs == small_llama.generate(PROMPTS[1], 1)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, inside the interpreter
-def test_a_row_with_non_finite_logits_errs_alone(llama):
-    executor = make_device_executor(llama.folder)
+def test_a_row_with_non_finite_logits_errs_alone(small_llama):
+    executor = make_device_executor(small_llama.folder)
     hand = ByHand(executor)
     bad, good = hand.admit(0, PROMPTS[0]), hand.admit(1, PROMPTS[1])
     block = bad.blocks[0]
-    hand.step({0: 4, 1: 17})
+    hand.step({0: 2, 1: 6})
     executor._runner._state.backend.kv_pool[block, 0, 1, 0] = float("nan")
     hand.step({0: 1, 1: 1})
     assert "not finite" in bad.error
     assert good.error is None
-    assert good.outputs == llama.generate(PROMPTS[1], 2)
+    assert good.outputs == small_llama.generate(PROMPTS[1], 2)
 
 
-def test_more_admissions_than_an_upload_holds_take_several(llama):
-    executor = make_device_executor(llama.folder)
-    executor._runner._uploads.capacity = 60
-    expected = [llama.generate(prompt, 2) for prompt in PROMPTS]
+def test_more_admissions_than_an_upload_holds_take_several(small_llama):
+    executor = make_device_executor(small_llama.folder)
+    executor._runner._uploads.capacity = 50
+    expected = [small_llama.generate(prompt, 2) for prompt in PROMPTS]
     assert generate(executor, PROMPTS, 2) == expected
 
 
@@ -156,58 +156,58 @@ def fake_graphs(monkeypatch):
     monkeypatch.setattr("torch.cuda.synchronize", lambda device: None)
 
 
-def test_a_decode_step_is_padded_to_its_graph_even_after_prompt_logprobs(llama, fake_graphs):
-    executor = make_device_executor(llama.folder, graphs=[(4, 4)])
+def test_a_decode_step_is_padded_to_its_graph_even_after_prompt_logprobs(small_llama, fake_graphs):
+    executor = make_device_executor(small_llama.folder, graphs=[(4, 4)])
     hand = ByHand(executor)
     request = hand.admit(0, PROMPTS[0], num_prompt_logprobs=1)
-    hand.step({0: 5})
+    hand.step({0: 3})
     hand.decode(1)
     assert executor._runner.graphs.captured_shapes == []
     hand.decode(1)
     assert executor._runner.graphs.captured_shapes == [StepShape.padded(4, 4)]
-    assert len(request.prompt_logprobs) == 4
-    assert request.outputs == llama.generate(PROMPTS[0], 3)
+    assert len(request.prompt_logprobs) == 2
+    assert request.outputs == small_llama.generate(PROMPTS[0], 3)
 
 
-def test_steps_with_prompts_fit_graphs(llama, fake_graphs):
+def test_steps_with_prompts_fit_graphs(small_llama, fake_graphs):
     """Chunks that sample and that do not, rows that decode, and steps beyond every shape."""
-    executor = make_device_executor(llama.folder, lag=1, graphs=[(2, 2), (2, 8), (4, 12)])
+    executor = make_device_executor(small_llama.folder, lag=1, graphs=[(2, 2), (2, 4), (4, 6)])
     hand = ByHand(executor, lag=1)
     requests = [hand.admit(0, PROMPTS[0]), hand.admit(1, PROMPTS[1])]
-    hand.step({0: 5})  # 1 row of 5 tokens
-    hand.step({0: 1, 1: 7})
+    hand.step({0: 3})  # 1 row of 3 tokens
+    hand.step({0: 1, 1: 3})
     hand.step({0: 1, 1: 1})  # no tokens but one a row, of which one samples
-    hand.step({0: 1, 1: 9})
+    hand.step({0: 1, 1: 2})
     hand.decode(2)
     hand.admit(2, [*PROMPTS[1], *PROMPTS[0]])
-    hand.step({0: 1, 1: 1, 2: 22})  # fits none
+    hand.step({0: 1, 1: 1, 2: 9})  # fits none
     hand.finish()
     captured = executor._runner.graphs.captured_shapes
-    assert captured == [StepShape.padded(2, 8), StepShape.padded(2, 2)]
+    assert captured == [StepShape.padded(2, 4), StepShape.padded(2, 2)]
     for request, prompt in zip(requests, PROMPTS, strict=True):
-        assert request.outputs == llama.generate(prompt, len(request.outputs))
+        assert request.outputs == small_llama.generate(prompt, len(request.outputs))
 
 
-def test_steps_of_a_shape_without_a_graph_are_padded_to_a_captured_one(llama, fake_graphs):
-    runner = make_device_executor(llama.folder, graphs=[(2, 2), (3, 3), (4, 4)])._runner
+def test_steps_of_a_shape_without_a_graph_are_padded_to_a_captured_one(small_llama, fake_graphs):
+    runner = make_device_executor(small_llama.folder, graphs=[(2, 2), (3, 3), (4, 4)])._runner
     runner.warm_up()
     captured = runner.graphs.captured_shapes
     assert captured == [StepShape.padded(2, 2), StepShape.padded(4, 4)]
     hand = ByHand(InProcessExecutor(runner, lag=0))
     requests = [hand.admit(row, PROMPTS[0]) for row in range(3)]
-    hand.step({0: 5, 1: 5, 2: 5})
+    hand.step({0: 3, 1: 3, 2: 3})
     hand.decode(2)
     assert runner.graphs.captured_shapes == captured
-    expected = llama.generate(PROMPTS[0], 3)
+    expected = small_llama.generate(PROMPTS[0], 3)
     assert [request.outputs for request in requests] == [expected] * 3
 
 
-def test_shapes_are_captured_one_by_one_in_times_without_steps(llama, fake_graphs):
-    shapes = [(2, 2), (2, 8), (4, 4)]
-    executor = make_device_executor(llama.folder, graphs=shapes)
+def test_shapes_are_captured_one_by_one_in_times_without_steps(small_llama, fake_graphs):
+    shapes = [(2, 2), (2, 4), (4, 4)]
+    executor = make_device_executor(small_llama.folder, graphs=shapes)
     hand = ByHand(executor)
     request = hand.admit(0, PROMPTS[0])
-    hand.step({0: 5})
+    hand.step({0: 3})
     calls = 0
     while executor.prepare():
         calls += 1
@@ -215,11 +215,13 @@ def test_shapes_are_captured_one_by_one_in_times_without_steps(llama, fake_graph
     assert calls == 4, "the steps themselves captured one of three"
     captured = executor._runner.graphs.captured_shapes
     assert {(shape.num_rows, shape.num_tokens) for shape in captured} == set(shapes)
-    assert request.outputs == llama.generate(PROMPTS[0], 5)
+    assert request.outputs == small_llama.generate(PROMPTS[0], 5)
 
 
-def test_shapes_without_memory_are_left_out_and_serve_all_the_same(llama, fake_graphs, caplog):
-    executor = make_device_executor(llama.folder, graphs=[(1, 1), (1, 8)])
+def test_shapes_without_memory_are_left_out_and_serve_all_the_same(
+    small_llama, fake_graphs, caplog
+):
+    executor = make_device_executor(small_llama.folder, graphs=[(1, 1), (1, 4)])
     graphs = executor._runner.graphs
 
     def fail(shape, *, has_edits):
@@ -235,26 +237,26 @@ def test_shapes_without_memory_are_left_out_and_serve_all_the_same(llama, fake_g
     del graphs.run
     hand = ByHand(executor)
     request = hand.admit(0, PROMPTS[0])
-    hand.step({0: 5})
+    hand.step({0: 3})
     hand.decode(2)
-    assert request.outputs == llama.generate(PROMPTS[0], 3)
+    assert request.outputs == small_llama.generate(PROMPTS[0], 3)
     assert graphs.captured_shapes == []
 
 
-def test_warming_up_captures_small_sizes_and_runs_edits_once(llama, fake_graphs):
-    sizes = [(2, 2), (3, 3), (4, 4), (4, 64)]
-    runner = make_device_executor(llama.folder, graphs=sizes)._runner
+def test_warming_up_captures_small_sizes_and_runs_edits_once(small_llama, fake_graphs):
+    sizes = [(2, 2), (3, 3), (4, 4), (4, 8)]
+    runner = make_device_executor(small_llama.folder, graphs=sizes)._runner
     runner.warm_up()
     assert runner.graphs.captured_shapes == [StepShape.padded(2, 2), StepShape.padded(4, 4)]
     hand = ByHand(InProcessExecutor(runner, lag=0))
     request = hand.admit(0, PROMPTS[0])
-    hand.step({0: 5})
-    assert request.outputs == llama.generate(PROMPTS[0], 1)
+    hand.step({0: 3})
+    assert request.outputs == small_llama.generate(PROMPTS[0], 1)
 
 
-def test_profiling_computes_a_slice_of_prompt_logits(llama, fake_graphs, monkeypatch):
-    runner = make_device_executor(llama.folder)._runner
-    monkeypatch.setattr("octavo.executor.device_runner.MAX_LOGIT_ROWS", 10)
+def test_profiling_computes_a_slice_of_prompt_logits(small_llama, fake_graphs, monkeypatch):
+    runner = make_device_executor(small_llama.folder)._runner
+    monkeypatch.setattr("octavo.executor.device_runner.MAX_LOGIT_ROWS", 5)
     model, num_rows = runner._state.model, []
     compute_logits = model.compute_logits
 
@@ -263,8 +265,8 @@ def test_profiling_computes_a_slice_of_prompt_logits(llama, fake_graphs, monkeyp
         return compute_logits(hidden)
 
     monkeypatch.setattr(model, "compute_logits", record)
-    runner.profile(num_tokens=16)
-    assert num_rows == [4, 10]
+    runner.profile(num_tokens=6)
+    assert num_rows == [4, 5]
 
 
 @pytest.mark.parametrize("most", [7, 8, 200, 4096])
