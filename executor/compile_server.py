@@ -30,7 +30,8 @@ def write_job(source: ASTSource, target: GPUTarget, options: Mapping[str, Any]) 
         ValueError: a constant is no literal, or the function was made at run time.
     """
     function = source.fn
-    if vars(sys.modules[function.__module__]).get(function.__name__) is not function:
+    is_named = vars(sys.modules[function.__module__]).get(function.__name__) is function
+    if not is_named:
         raise ValueError(f"{function.__module__} has another {function.__name__}, or none")
     job = (
         (function.__module__, function.__name__, function.cache_key),
