@@ -33,9 +33,10 @@ from octavo.attention.ops.pieces import (
     add_piece,
     attend,
     find_elements,
-    meet,
+    find_queries,
     merge,
     read_piece,
+    write_outputs,
     write_piece,
 )
 from octavo.attention.ops.plan_decode import SHARE_FIELDS, DecodePlan
@@ -230,7 +231,7 @@ def _walk(
         unseen = first_visible(context, WINDOW) // TILE
         is_half = IS_PREFIX or (HAS_PREFIXES and first_tile > unseen)
         where = (row, second, third, head, part, readers_ptr)
-        query, _, exists = _find_queries(where, heads, QUERIES, IS_PREFIX)
+        query, _, exists = find_queries(where, heads, QUERIES, IS_PREFIX)
         first = start // share
         last = (stop - 1) // share
         is_last = first == last
@@ -274,7 +275,9 @@ def _walk(
                 other_result, other_lse = read_piece(place, exists, pieces, heads)
                 result, lse = add_piece(result, lse, other_result, other_lse, is_first)
             if last <= first + 1:
-                _write(result, lse, where, is_half, out_ptr, halves, heads, QUERIES, IS_PREFIX)
+                write_outputs(
+                    result, lse, where, is_half, out_ptr, halves, heads, QUERIES, IS_PREFIX
+                )
             else:
                 merged, merged_lse = merge(
                     pieces_out_ptr,
@@ -289,7 +292,7 @@ def _walk(
                     HEAD_PAD,
                     MERGED_PIECES,
                 )
-                _write(
+                write_outputs(
                     merged,
                     merged_lse,
                     where,
@@ -306,43 +309,3 @@ def _walk(
             planned += 1
             record = _load_record(line_ptr + planned * SHARE_FIELDS)
             record_start, tiles, row, second, third = record
-
-
-@triton.jit
-def _find_queries(where, heads: tl.constexpr, QUERIES: tl.constexpr, IS_PREFIX: tl.constexpr):
-    """Return the numbers of a segment's queries in q, in the halves, and which of them exist."""
-    row, second, third, head, part, readers_ptr = where
-    GROUP: tl.constexpr = heads[1]
-    m = tl.arange(0, QUERIES)
-    g = m % GROUP
-    token = second
-    exists = m < GROUP
-    if IS_PREFIX:
-        reader = part * (QUERIES // GROUP) + m // GROUP
-        exists = (reader < third) & (m < QUERIES // GROUP * GROUP)
-        reader_ptr = readers_ptr + (second + reader) * 2
-        row = tl.load(reader_ptr, mask=exists, other=0).to(tl.int64)
-        token = tl.load(reader_ptr + 1, mask=exists, other=0).to(tl.int64)
-    query = (token * heads[0] + head) * GROUP + g
-    half = (row * heads[0] + head) * GROUP + g
-    return query, half, exists
-
-
-@triton.jit
-def _write(
-    result,
-    lse,
-    where,
-    is_half,
-    out_ptr,
-    halves,
-    heads: tl.constexpr,
-    QUERIES: tl.constexpr,
-    IS_PREFIX: tl.constexpr,
-):
-    """Write the outputs of a segment; of halves, those whose other half is there."""
-    query, half, exists = _find_queries(where, heads, QUERIES, IS_PREFIX)
-    if is_half:
-        result, exists = meet(result, lse, half, exists, halves, heads, IS_PREFIX)
-    offset, in_head = find_elements(query, exists, heads)
-    tl.store(out_ptr + offset, result, mask=in_head)

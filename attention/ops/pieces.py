@@ -1,4 +1,4 @@
-"""Attention over a piece of K/V, and adding up the results of pieces."""
+"""Attention over a piece of K/V, adding up the results of pieces, and where outputs go."""
 
 import triton
 import triton.language as tl
@@ -161,6 +161,46 @@ def add_piece(result, lse, other, other_lse, is_first):
     share = w / sum_w
     total = left * share[:, None] + right * (1.0 - share)[:, None]
     return total, max_lse + tl.log2(sum_w)
+
+
+@triton.jit
+def find_queries(where, heads: tl.constexpr, QUERIES: tl.constexpr, IS_PREFIX: tl.constexpr):
+    """Return the numbers of a segment's queries in q, in the halves, and which of them exist."""
+    row, second, third, head, part, readers_ptr = where
+    GROUP: tl.constexpr = heads[1]
+    m = tl.arange(0, QUERIES)
+    g = m % GROUP
+    token = second
+    exists = m < GROUP
+    if IS_PREFIX:
+        reader = part * (QUERIES // GROUP) + m // GROUP
+        exists = (reader < third) & (m < QUERIES // GROUP * GROUP)
+        reader_ptr = readers_ptr + (second + reader) * 2
+        row = tl.load(reader_ptr, mask=exists, other=0).to(tl.int64)
+        token = tl.load(reader_ptr + 1, mask=exists, other=0).to(tl.int64)
+    query = (token * heads[0] + head) * GROUP + g
+    half = (row * heads[0] + head) * GROUP + g
+    return query, half, exists
+
+
+@triton.jit
+def write_outputs(
+    result,
+    lse,
+    where,
+    is_half,
+    out_ptr,
+    halves,
+    heads: tl.constexpr,
+    QUERIES: tl.constexpr,
+    IS_PREFIX: tl.constexpr,
+):
+    """Write the outputs of a segment; of halves, those whose other half is there."""
+    query, half, exists = find_queries(where, heads, QUERIES, IS_PREFIX)
+    if is_half:
+        result, exists = meet(result, lse, half, exists, halves, heads, IS_PREFIX)
+    offset, in_head = find_elements(query, exists, heads)
+    tl.store(out_ptr + offset, result, mask=in_head)
 
 
 @triton.jit
