@@ -71,7 +71,7 @@ class EngineCore:
     ) -> None:
         """Create a core; ``settings`` are told to whoever asks for them."""
         self.scheduler = Scheduler(config, journal)
-        self.info = _describe(executor, config, settings)
+        self.info = _describe(executor, self.scheduler, settings)
         self._executor = executor
         self._lag = lag
         self._clock = clock
@@ -370,8 +370,9 @@ def _pack_logprobs(entry: PositionLogprobs) -> LogprobEntry:
 
 
 def _describe(
-    executor: Executor, config: SchedulerConfig, settings: Mapping[str, SettingValue]
+    executor: Executor, scheduler: Scheduler, settings: Mapping[str, SettingValue]
 ) -> CoreInfo:
+    config = scheduler.config
     return CoreInfo(
         max_tokens_per_request=config.max_tokens_per_request,
         max_model_len=config.max_model_len,
@@ -381,5 +382,6 @@ def _describe(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         scheduling_policy=config.policy,
+        plan_window=scheduler.plan_window,
         settings=dict(settings),
     )

@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from octavo.engine.core_client import CoreClient
-from octavo.engine.messages import AddRequest, CoreMessage, ResetPrefixCache
+from octavo.engine.door import NO_CAPS, Door
+from octavo.engine.messages import AddRequest, CoreMessage, CoreOutputs, ResetPrefixCache
 from octavo.engine.prompt import Prompt
 from octavo.engine.request_tracker import RequestTracker
 from octavo.errors import EngineDeadError
@@ -13,7 +14,11 @@ from octavo.sampling_params import SamplingParams
 
 
 class LLMEngine:
-    """Runs requests when ``step`` is called, and at no other time."""
+    """Runs requests when ``step`` is called, and at no other time.
+
+    Whoever has many requests at hand adds them while ``wants_requests``, between steps: so the
+    device does not wait until the last of them has been taken in.
+    """
 
     def __init__(
         self,
@@ -26,11 +31,38 @@ class LLMEngine:
         self._tracker = tracker
         self._clock = clock
         self._unreported: set[int] = set()  # numbers whose end the core has still to report
+        self._door = Door(NO_CAPS)  # knows who waits
+        self._had_room = False  # in the last step, for further tokens
+
+    @property
+    def now_s(self) -> float:
+        """The time by the clock of arrivals."""
+        return self._clock()
+
+    @property
+    def wants_requests(self) -> bool:
+        """Whether the next step might compute more, or others first, if more requests waited.
+
+        Where later requests may go first, that is always so. Otherwise prompts that fill a step are
+        enough, unless the last step had room though they did: then much of them is cached, and as
+        many must wait as a plan looks at.
+        """
+        info, door = self._client.info, self._door
+        if info.plan_window is None:
+            return True
+        fills_step = door.num_tokens >= info.max_num_batched_tokens
+        return door.num_requests < info.plan_window and (self._had_room or not fills_step)
 
     def add_request(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        arrival_s: float | None = None,
     ) -> None:
-        """Put a request into the queue.
+        """Put a request into the queue; it arrives now, or has arrived at ``arrival_s``.
 
         Raises:
             InvalidRequestError: it cannot be served as written; nothing has been queued.
@@ -40,7 +72,7 @@ class LLMEngine:
             prompt,
             params,
             request_id=request_id,
-            arrival_s=self._clock(),
+            arrival_s=self._clock() if arrival_s is None else arrival_s,
             priority=priority,
         )
         self._send(messages)
@@ -70,7 +102,7 @@ class LLMEngine:
             self._unreported.clear()
             self._tracker.fail_all(str(error), self._clock())
             raise
-        self._unreported.difference_update(report.number for report in outputs.finished)
+        self._note(outputs)
         results, finishes = self._tracker.update(outputs)
         if finishes:
             self._send(finishes)
@@ -87,5 +119,17 @@ class LLMEngine:
 
     def _send(self, messages: Sequence[CoreMessage]) -> None:
         self._client.send(messages)
-        added = (message.number for message in messages if isinstance(message, AddRequest))
-        self._unreported.update(added)
+        for message in messages:
+            if isinstance(message, AddRequest):
+                self._unreported.add(message.number)
+                self._door.enter(message.number, len(message.prompt) // 4)
+
+    def _note(self, outputs: CoreOutputs) -> None:
+        """Keep count of who waits, and of whom the core has still to report the end."""
+        for started in outputs.started:
+            self._door.start(started.number, now_s=outputs.now_s)
+        for report in outputs.finished:
+            self._door.leave(report.number)
+            self._unreported.discard(report.number)
+        budget = self._client.info.max_num_batched_tokens
+        self._had_room = outputs.stats.num_tokens_scheduled < budget

@@ -121,6 +121,8 @@ class CoreInfo(msgspec.Struct, frozen=True, tag=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     scheduling_policy: str
+    plan_window: int | None = None
+    """A plan looks at so many waiting requests, the first by arrival; None: it may look at any."""
     settings: dict[str, SettingValue] = {}
     """What the engine was started with, as it may be shown; open settings are resolved."""
 

@@ -15,6 +15,9 @@ OrderKey = tuple[int, ...]
 class Policy(Protocol):
     """Orders requests twice: by a constant key, and by what the cache holds now."""
 
+    is_by_arrival: bool
+    """Whether a request that arrives later is never in front of one that waits already."""
+
     def order_key(self, request: Request) -> OrderKey:
         """Return the key of the queue's order; the last in it is retracted first. Never changes."""
 
@@ -34,6 +37,8 @@ class Policy(Protocol):
 class FirstComeFirstServed:
     """By arrival."""
 
+    is_by_arrival = True
+
     def order_key(self, request: Request) -> OrderKey:
         """Order by request number, which grows with arrival."""
         return (request.number,)
@@ -52,6 +57,8 @@ class FirstComeFirstServed:
 class ByPriority(FirstComeFirstServed):
     """By priority, lower first; by arrival among equals."""
 
+    is_by_arrival = False
+
     def order_key(self, request: Request) -> OrderKey:
         """Order by priority, then by request number."""
         return (request.message.priority, request.number)
@@ -62,6 +69,8 @@ class LongestPrefixMatch(FirstComeFirstServed):
 
     Prefixes are looked up again only when a key at the edge of one has appeared or vanished.
     """
+
+    is_by_arrival = False
 
     def __init__(self, block_manager: BlockManager, window: int | None) -> None:
         self._block_manager = block_manager
@@ -98,6 +107,8 @@ class DepthFirst(FirstComeFirstServed):
     Optimal for a batch while the cache holds the longest request (Zheng et al., SGLang, 2024,
     theorem 3.1).
     """
+
+    is_by_arrival = False
 
     def __init__(self, block_manager: BlockManager) -> None:
         self._block_manager = block_manager

@@ -78,6 +78,11 @@ class Scheduler:
         return bool(self._finished)
 
     @property
+    def plan_window(self) -> int | None:
+        """How many waiting requests a plan looks at, the first by arrival; None: it may be any."""
+        return ADMISSION_WINDOW if self.policy.is_by_arrival else None
+
+    @property
     def oldest_launched(self) -> LaunchedStep:
         """The step whose result is applied next."""
         return self._launched[0]

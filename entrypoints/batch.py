@@ -45,10 +45,12 @@ def run_batch(
     with DeferredInterrupts() as interrupts:
         try:
             batch.submit()
-            with _Progress(batch.num_open, is_shown=show_progress) as progress:
+            with _Progress(batch.num_accepted, is_shown=show_progress) as progress:
                 while engine.has_unfinished_requests():
                     interrupts.check()
-                    progress.add(batch.step())
+                    finished = batch.step()
+                    batch.submit()
+                    progress.add(finished, num_requests=batch.num_accepted)
         finally:
             batch.abort()
     return batch.collect()
@@ -60,30 +62,23 @@ class _Batch:
     def __init__(self, engine: LLMEngine, requests: Sequence[BatchRequest]) -> None:
         self._engine = engine
         self._requests = requests
+        self._arrival_s = engine.now_s
+        self._submitted = 0
         self._name = f"batch-{next(_batch_numbers)}"
         self._open: dict[str, int] = {}  # request_id -> position in the call
         self._refusals: dict[int, InvalidRequestError] = {}
         self._outputs: list[RequestOutput | None] = [None] * len(requests)
 
     @property
-    def num_open(self) -> int:
-        """How many requests have not ended."""
-        return len(self._open)
+    def num_accepted(self) -> int:
+        """How many requests have not been refused."""
+        return len(self._requests) - len(self._refusals)
 
     def submit(self) -> None:
-        """Check every request and queue those that can be served; nothing is computed yet."""
-        for index, request in enumerate(self._requests):
-            request_id = f"{self._name}-{index}"
-            try:
-                if isinstance(request.prompt, InvalidRequestError):
-                    raise request.prompt
-                self._engine.add_request(
-                    request_id, request.prompt, request.params, priority=request.priority
-                )
-            except InvalidRequestError as error:
-                self._refusals[index] = error
-            else:
-                self._open[request_id] = index
+        """Check and queue the requests that the next step may want; nothing is computed yet."""
+        while self._submitted < len(self._requests) and self._engine.wants_requests:
+            self._submit_one(self._submitted)
+            self._submitted += 1
 
     def step(self) -> list[RequestOutput]:
         """Compute until there is something to report; return the outputs that became final."""
@@ -113,6 +108,24 @@ class _Batch:
             outputs=self._outputs,
         )
 
+    def _submit_one(self, index: int) -> None:
+        request = self._requests[index]
+        request_id = f"{self._name}-{index}"
+        try:
+            if isinstance(request.prompt, InvalidRequestError):
+                raise request.prompt
+            self._engine.add_request(
+                request_id,
+                request.prompt,
+                request.params,
+                priority=request.priority,
+                arrival_s=self._arrival_s,
+            )
+        except InvalidRequestError as error:
+            self._refusals[index] = error
+        else:
+            self._open[request_id] = index
+
 
 class _Progress:
     """A bar on stderr: finished requests, and tokens per second."""
@@ -140,8 +153,9 @@ class _Progress:
     ) -> None:
         self._bar.close()
 
-    def add(self, outputs: Sequence[RequestOutput]) -> None:
-        """Count outputs that became final."""
+    def add(self, outputs: Sequence[RequestOutput], *, num_requests: int) -> None:
+        """Count outputs that became final, of so many requests."""
+        self._bar.total = num_requests
         if not outputs or self._bar.disable:
             return
         for output in outputs:

@@ -1,8 +1,11 @@
+import random
 import signal
 import threading
 
+import msgspec
 import pytest
 
+from octavo.engine.core_client import InProcessClient
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.messages import AbortRequests
 from octavo.engine.request_tracker import RequestTracker
@@ -12,6 +15,7 @@ from octavo.entrypoints.interrupts import DeferredInterrupts
 from octavo.errors import BatchRefusedError, EngineDeadError, InvalidRequestError
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 from tests.checkpoints import build_tokenizer
+from tests.engine.requests import make_core
 from tests.engine.scripted_core import ScriptedClient
 
 TOKENIZER = Tokenizer(build_tokenizer())
@@ -157,3 +161,107 @@ def test_progress_shows_requests_and_tokens_per_second(capsys):
     assert "output tok/s" in bar
     run(engine, request())
     assert capsys.readouterr().err == ""
+
+
+class Portions:
+    """A batch on a fake device, and how many of its requests each step found taken in."""
+
+    def __init__(self, *, num_requests=200, takes_all=False, **fields):
+        run = make_core(lag=1, **{"max_num_seqs": 16, "num_blocks": 512, **fields})
+        client = InProcessClient(run.core)
+        if takes_all:
+            client.info = msgspec.structs.replace(client.info, plan_window=None)
+        self.executor = run.executor
+        self.engine = LLMEngine(client, RequestTracker(None, client.info))
+        self.num_taken = []
+        draw = random.Random(5).randrange
+        self.requests = [
+            request(draw(1, 40) * [number], max_tokens=draw(1, 5)) for number in range(num_requests)
+        ]
+
+    def run(self):
+        """Return the outputs' tokens."""
+        submit, add = self.executor.submit, self.engine.add_request
+        taken = []
+
+        def count(step):
+            self.num_taken.append(len(taken))
+            return submit(step)
+
+        def take(request_id, *args, **more):
+            add(request_id, *args, **more)
+            taken.append(request_id)
+
+        self.executor.submit, self.engine.add_request = count, take
+        return [output.outputs[0].token_ids for output in run(self.engine, *self.requests)]
+
+    @property
+    def admitted(self):
+        """Numbers of the requests in the order in which they were started."""
+        return [new.number for step in self.executor.steps for new in step.new_rows]
+
+
+def test_the_first_step_does_not_wait_for_all_to_be_taken_in():
+    portions = Portions()
+    portions.run()
+    num_tokens = [len(request.prompt) for request in portions.requests]
+    assert 64 <= sum(num_tokens[: portions.num_taken[0]]) < 64 + 40
+    assert portions.num_taken[-1] == 200
+
+
+@pytest.mark.parametrize("policy", ["priority", "lpm", "dfs"])
+def test_a_policy_that_may_prefer_later_requests_sees_all_of_them(policy):
+    portions = Portions(policy=policy, num_requests=20, max_num_batched_tokens=16)
+    portions.run()
+    assert set(portions.num_taken) == {20}
+
+
+@pytest.mark.parametrize("fields", [{}, {"max_num_batched_tokens": 17}, {"num_blocks": 32}])
+def test_portions_change_neither_order_nor_outputs(fields):
+    runs = [Portions(num_requests=100, takes_all=whole, **fields) for whole in (False, True)]
+    outputs = [portions.run() for portions in runs]
+    assert runs[0].num_taken[0] < runs[1].num_taken[0] == 100
+    assert outputs[0] == outputs[1]
+    assert runs[0].admitted == runs[1].admitted
+
+
+def test_a_step_with_room_makes_the_next_one_see_as_many_as_a_plan_looks_at():
+    portions = Portions()
+    portions.requests = [request([7] * 40, max_tokens=1) for _ in range(200)]  # all but one cached
+    portions.run()
+    first, second = portions.num_taken[:2]
+    assert first == 2
+    assert second >= 128
+
+
+def test_refusals_in_any_portion_are_told_and_not_counted(capsys):
+    portions = Portions()
+    portions.requests[3::7] = [request([])] * len(portions.requests[3::7])
+    portions.requests.append(request([]))
+    with pytest.raises(BatchRefusedError) as caught:
+        run(portions.engine, *portions.requests, show_progress=True)
+    refused = [index for index, output in enumerate(caught.value.outputs) if output is None]
+    assert refused == [*range(3, 200, 7), 200]
+    assert "171/171" in capsys.readouterr().err
+
+
+def test_an_interrupt_leaves_the_rest_out():
+    portions = Portions()
+    submit = portions.executor.submit
+
+    def interrupt(step):
+        portions.executor.submit = submit
+        signal.raise_signal(signal.SIGINT)
+        return submit(step)
+
+    portions.executor.submit = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        run(portions.engine, *portions.requests)
+    assert not portions.engine.has_unfinished_requests()
+    assert len(portions.admitted) < len(portions.requests)
+
+
+def test_all_arrive_with_the_call():
+    portions = Portions()
+    outputs = run(portions.engine, *portions.requests)
+    assert len({output.metrics.arrival_time for output in outputs}) == 1
