@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from octavo.block_manager.hashing import KeyChain, root_key
+from octavo.block_manager.hashing import KeyChain, RecentChains, root_key
 from octavo.block_manager.manager import MissReason
 from octavo.config import SchedulerConfig
 from octavo.engine.growth import RetractionCause
@@ -76,6 +76,7 @@ class EngineCore:
         self._lag = lag
         self._clock = clock
         self._launched: deque[StepHandle] = deque()
+        self._recent_chains = RecentChains()
         self._prompt_logprobs = PromptLogprobs()
         self._refused: list[FinishedRequest] = []
         self._questions: list[ExplainRequest] = []
@@ -160,7 +161,7 @@ class EngineCore:
         root = root_key(self._executor.info.cache_namespace, private=message.private_namespace)
         request = Request(message)
         chain = KeyChain(root, self.info.block_size, cache_salt=message.cache_salt)
-        chain.extend(request.token_ids)
+        self._recent_chains.extend(chain, request.token_ids)
         try:
             self.scheduler.add(request, chain)
         except InvalidRequestError as refusal:

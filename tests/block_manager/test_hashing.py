@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
+from array import array
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.block_manager.hashing import KEY_BYTES, KeyChain, root_key
+from octavo.block_manager.hashing import KEY_BYTES, KeyChain, RecentChains, root_key
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=24)
 
@@ -32,6 +33,37 @@ def test_a_chain_extended_in_pieces_equals_one_extended_at_once(tokens, cut):
     chain.extend(tokens[:cut])
     chain.extend(tokens)
     assert chain.keys[1:] == keys_of(tokens)
+
+
+PROMPTS = st.lists(st.lists(st.integers(0, 1), max_size=24), min_size=2, max_size=6)
+
+
+@given(prompts=PROMPTS, salts=st.data(), num_outputs=st.integers(0, 9))
+def test_keys_that_are_copied_are_those_that_are_computed(prompts, salts, num_outputs):
+    """Prompts of two tokens begin alike often; in between, requests grow and are cut."""
+    recent = RecentChains(capacity=2)
+    for tokens in prompts:
+        tokens, salt = array("i", tokens), salts.draw(st.sampled_from([None, "a"]))
+        chain = KeyChain(root_key(b"n"), 4, cache_salt=salt)
+        recent.extend(chain, tokens)
+        assert chain.keys[1:] == keys_of(tokens, salt=salt)
+        tokens.extend([1] * num_outputs)
+        chain.extend(tokens)
+        del tokens[len(tokens) - num_outputs // 2 :]
+
+
+def test_only_what_differs_is_computed(monkeypatch):
+    recent, tokens = RecentChains(), list(range(40))
+    recent.extend(KeyChain(root_key(b"n"), 4), tokens)
+    chain = KeyChain(root_key(b"n"), 4)
+    extend, lacking = KeyChain.extend, []
+    monkeypatch.setattr(
+        KeyChain,
+        "extend",
+        lambda chain, ids: lacking.append(len(ids) // 4 - chain.num_blocks) or extend(chain, ids),
+    )
+    recent.extend(chain, [*tokens[:22], 7, *tokens[23:]])
+    assert lacking == [1, 5]
 
 
 @pytest.mark.parametrize(
