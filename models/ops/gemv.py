@@ -14,6 +14,10 @@ from torch import Tensor
 from octavo.attention.ops.dependent_launch import can_start_early, wait_for_inputs
 from octavo.models.ops.norm import Norm, Normed, Product
 
+MAX_NORMED = 2048
+"""Size of a stream that every program of the product behind it reads to find its root mean square;
+a launch of its own normalises larger ones sooner."""
+
 
 class Tile(NamedTuple):
     """The weights that a program holds at a time: so many outputs and so many of their inputs."""
@@ -80,20 +84,22 @@ def gemv(
 
 
 def choose_tile(num_inputs: int, itemsize: int, *, is_gated: bool = False) -> Tile:
-    """Choose 4,096 or 2,048 inputs of one output if they divide a row, and four outputs of 8 bits.
+    """Choose small programs, for what they hold while they wait; but whole rows of gate and up.
 
-    On an H200 this is within 3 % of the best of 31 to 46 tiles for each layer of Qwen3-0.6B and
-    Qwen3-8B in bfloat16, whatever the number of outputs. Weights of 8 bits are converted: a program
-    reads and converts its inputs once for all its outputs. docs/benchmarks.md has the times.
+    On an H200 these are within 2 % of the best for each layer of Qwen3-0.6B and Qwen3-8B, in a
+    whole step. Alone, other tiles are faster: what counts is what the kernel in front leaves room
+    for. Weights of 8 bits are converted: a program reads and converts its inputs once for all its
+    outputs. docs/benchmarks.md has the times.
     """
     if itemsize == 1:
         if num_inputs == 4096:  # a row, read whole before the wait
             return Tile(4, 4096, 4)
         columns = min(1024, triton.next_power_of_2(num_inputs))
         return Tile(4096 // columns, columns, 2)
-    for columns in (4096, 2048):
-        if num_inputs % columns == 0:
-            return Tile(1 + is_gated, columns, 8)
+    if is_gated and num_inputs % 2048 == 0:
+        return Tile(2, 4096 if num_inputs % 4096 == 0 else 2048, 8)
+    if num_inputs > 4096 and num_inputs % 2048 == 0:
+        return Tile(1, 2048, 4)
     if num_inputs <= 1024 and num_inputs % 512 == 0:
         return Tile(2, 512, 2)
     columns = min(1024, triton.next_power_of_2(num_inputs))

@@ -16,7 +16,7 @@ from torch.nn import functional
 from octavo.models.ops.activation import silu_mul
 from octavo.models.ops.few_rows import MAX_ROWS, is_tuned_for, multiply_few_rows
 from octavo.models.ops.fp8_linear import fp8_linear
-from octavo.models.ops.gemv import gemv
+from octavo.models.ops.gemv import MAX_NORMED, gemv
 from octavo.models.ops.norm import Norm, Normed, Product
 
 GEMV_TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -75,6 +75,8 @@ def linear_add_norm(
     Rows that still lack their factor may be too large for float16.
     """
     if (multiply := find_kernel(x, weight)) is None or x.dtype == torch.float16:
+        return None
+    if multiply is gemv and len(weight) > MAX_NORMED:
         return None
     product = multiply(x, weight, bias, scale=scale, residual=residual, norm=norm)
     assert product.values is not None

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from octavo.models.ops import linear as linear_module
 from octavo.models.ops.few_rows import MAX_ROWS, is_tuned_for, multiply_few_rows
-from octavo.models.ops.gemv import gemv
+from octavo.models.ops.gemv import MAX_NORMED, gemv
 from octavo.models.ops.linear import (
     PackedWeight,
     can_pack,
@@ -71,6 +71,17 @@ def test_rows_that_lack_their_factor_are_never_float16():
         residual = torch.zeros(1, 8, dtype=dtype, device="cuda")
         normed = linear_add_norm(x, weight, None, scale=None, residual=residual, norm=norm)
         assert (normed is not None) == is_folded
+
+
+@pytest.mark.gpu
+def test_a_wide_stream_of_one_row_is_normalised_by_a_launch_of_its_own():
+    for size, is_folded in [(MAX_NORMED, True), (MAX_NORMED + 8, False)]:
+        shapes = [(1, 64), (size, 64), (1, size), (size,)]
+        x, weight, residual, norm = (torch.ones(shape, device="cuda") for shape in shapes)
+        folded = linear_add_norm(
+            x, weight, None, scale=None, residual=residual, norm=Norm(norm, 1e-6)
+        )
+        assert (folded is not None) == is_folded
 
 
 def test_a_cpu_computes_with_torch(gemv_calls):
