@@ -121,6 +121,8 @@ def bracket_kernel(
     ids = _spread_sample(vocab_size, SAMPLE)
     x = load_logits(logits_ptr, edited_ptr, is_edited, ids, vocab_size)
     maximum, total = tl.max(x), 0.0  # without Z any origin near the maximum will do
+    is_blind = maximum == -float("inf")  # all of the sample is masked, so any logit may be kept
+    maximum = tl.where(is_blind, 0.0, maximum)
     keep_from = -float("inf")
     if _needs_total(top_k, min_p):
         maximum, total = _merge_summaries(partials_ptr, index, num_summaries, scale)
@@ -143,7 +145,8 @@ def bracket_kernel(
             # With both, the mass that top-p divides is known only once top-k's threshold is.
             high_power = _find_high(powers, rank, tail, by_rank, low_power)
     bracket_ptr = brackets_ptr + index * BRACKET_WORDS
-    tl.store(bracket_ptr + LOW, tl.maximum(maximum + low_power / scale, LOWEST))
+    low = tl.where(is_blind, LOWEST, tl.maximum(maximum + low_power / scale, LOWEST))
+    tl.store(bracket_ptr + LOW, low)
     tl.store(bracket_ptr + HIGH, maximum + high_power / scale)
     tl.store(bracket_ptr + KEEP_FROM, keep_from)
     tl.store(bracket_ptr + TOTAL, total)

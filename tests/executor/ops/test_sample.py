@@ -77,6 +77,14 @@ def test_masked_logits_are_never_sampled(params):
     assert_equals_host(logits, make_requests(((), {"temperature": 9.0, "seed": 4, **params})))
 
 
+@pytest.mark.parametrize("params", [{"top_k": 1}, {"top_k": 2, "top_p": 0.6}])
+def test_a_row_whose_sample_is_masked_gets_the_cpus_token(monkeypatch, params):
+    monkeypatch.setattr(sample_module, "SAMPLE", 64)  # 2 chunks of 32 neighbours
+    params = {"temperature": 9.0, "allowed_token_ids": (40, 50, 60, 70), **params}
+    rows = [((), {"seed": seed, **params}) for seed in range(4)]
+    assert_equals_host(make_logits(1, 300).expand(4, 300), make_requests(*rows))
+
+
 @pytest.mark.parametrize("params", [{"top_k": 400}, {"top_p": 0.9}, {"top_k": 300, "top_p": 0.9}])
 def test_a_list_that_is_too_short_costs_time_and_nothing_else(params):
     logits = make_logits(1, VOCAB, spread=0.5)
