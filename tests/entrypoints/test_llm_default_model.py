@@ -88,7 +88,8 @@ tell them not to.
     ("settings", "max_distance"),
     [
         ({"quantization": "fp8"}, 0.25),
-        ({"kv_cache_dtype": "fp8"}, 0.25),
+        # Beside matrices in four bits the first word of the answer is a toss-up: 1e-7 decides it.
+        ({"kv_cache_dtype": "fp8", "dtype": "float32"}, 0.25),
         ({"quantization": "fp8", "kv_cache_dtype": "fp8"}, 0.35),
     ],
 )

