@@ -105,7 +105,12 @@ def decode_greedily(folder, prompts, **settings):
     """Return tokens and their log-probabilities of each prompt."""
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=0)
     with LLM(
-        str(folder), dtype="bfloat16", block_size=64, num_gpu_blocks_override=64, **settings
+        str(folder),
+        dtype="bfloat16",
+        block_size=64,
+        num_gpu_blocks_override=64,
+        max_num_seqs=8,  # few kernels to compile
+        **settings,
     ) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
     completions = [output.outputs[0] for output in outputs]
