@@ -217,16 +217,17 @@ class EngineCore:
 
     def _collect(self, result: StepResult, updated: UpdatedStep, outputs: "OutputColumns") -> None:
         self._store_prompt_logprobs(result, updated)
-        token_ids = result.token_ids.tolist()
-        for index, sampled in enumerate(updated.sampled):
-            if sampled is None:
+        numbers, token_ids = outputs.numbers, outputs.token_ids
+        for request, token_id in zip(updated.sampled, result.token_ids.tolist(), strict=True):
+            if request is None:
                 continue
-            if sampled.num_output_tokens == 1:
-                self._log.note_first_token(sampled, self._clock())
-            outputs.numbers.append(sampled.number)
-            outputs.token_ids.append(token_ids[index])
-            if index in result.logprobs:
-                outputs.logprobs[sampled.number] = _pack_logprobs(result.logprobs[index])
+            if request.num_output_tokens == 1:
+                self._log.note_first_token(request, self._clock())
+            numbers.append(request.number)
+            token_ids.append(token_id)
+        for index, entry in result.logprobs.items():
+            if (request := updated.sampled[index]) is not None:
+                outputs.logprobs[request.number] = _pack_logprobs(entry)
         if self._prompt_logprobs:
             for request in (*updated.sampled, *updated.scored):
                 if request is not None:

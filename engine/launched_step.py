@@ -12,6 +12,8 @@ class LaunchedStep:
 
     step: Step
     requests: tuple[Request, ...]
+    sampling: tuple[Request, ...]
+    """Those that get a token, in the order of the result's."""
 
 
 @dataclass(frozen=True, slots=True)

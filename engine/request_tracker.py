@@ -226,6 +226,7 @@ class RequestTracker:
         self, outputs: CoreOutputs, touched: dict[str, OpenRequest]
     ) -> list[FinishRequest]:
         reasons = {report.number: report.reason for report in outputs.finished}
+        logprobs = outputs.logprobs
         messages = []
         token_ids = unpack_ids(outputs.token_ids).tolist()
         for number, token_id in zip(outputs.numbers, token_ids, strict=True):
@@ -235,7 +236,7 @@ class RequestTracker:
             request, answer = found
             request.note_token(outputs.now_s)
             stop_string = answer.append(token_id, is_stop_token=reasons.get(number) == "stop")
-            if (entry := outputs.logprobs.get(number)) is not None:
+            if logprobs and (entry := logprobs.get(number)) is not None:
                 answer.append_logprobs(read_logprobs(entry, self._tokenizer))
             if stop_string is not None:
                 self._finish(request, answer, Finish("stop", stop_reason=stop_string))

@@ -42,6 +42,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, journal: Journal | None = None) -> None:
         spec = BlockSpec(config.block_size)
         self.config = config
+        self._block_size = config.block_size
         self.block_manager = BlockManager(config.num_blocks, spec)
         self.journal = journal or Journal(config)
         self.policy = POLICIES[config.policy](config, self.block_manager)
@@ -221,10 +222,10 @@ class Scheduler:
         if not decisions.retracted:
             self.growth.decay()
         decisions.step_id = next(self._step_ids)
-        step = builder.build(decisions.step_id, tuple(self._released_rows))
+        launched = builder.build(decisions.step_id, tuple(self._released_rows))
         self._released_rows.clear()
-        self._launched.append(LaunchedStep(step, tuple(builder.requests)))
-        return step
+        self._launched.append(launched)
+        return launched.step
 
     def _check_running(self, request: Request) -> None:
         assert request.status is RequestStatus.RUNNING, repr(request)
@@ -257,9 +258,11 @@ class Scheduler:
         for request in decoding + prefilling:
             if budget == 0:
                 break
-            if request.number not in self.running:
+            if request.row is None:
                 continue  # retracted for one before it
-            num_tokens = min(request.num_tokens - request.num_computed_tokens, budget, cap)
+            num_tokens = request.num_tokens - request.num_computed_tokens
+            if num_tokens > 1:
+                num_tokens = min(num_tokens, budget, cap)
             end = request.num_computed_tokens + num_tokens
             if end > request.num_allocated_tokens:
                 for victim in self._make_room(request, end, builder):
@@ -390,10 +393,10 @@ class Scheduler:
         num_prompt_left = request.num_prompt_tokens - request.num_computed_tokens
         if num_prompt_left > 0:
             self.num_prompt_tokens_computed += min(num_tokens, num_prompt_left)
-        builder.schedule(request, num_tokens)
-        if request.num_computed_tokens >= request.num_tokens_to_compute:
+        num_computed = builder.schedule(request, num_tokens)
+        if num_computed >= request.num_tokens_to_compute:
             self._exhausted.append(request)
-        if num_tokens > 1 or request.num_computed_tokens % self.config.block_size == 0:
+        if num_tokens > 1 or num_computed % self._block_size == 0:
             self._seal(request)
 
     def _seal(self, request: Request) -> None:
@@ -405,11 +408,9 @@ class Scheduler:
         self, launched: LaunchedStep, token_ids: list[int], changes: UpdateChanges
     ) -> list[Request | None]:
         sampled: list[Request | None] = []
-        block_size = self.config.block_size
-        columns = launched.step.sample.nonzero()[0].tolist()
-        for index, token_id in zip(columns, token_ids, strict=True):
-            request = launched.requests[index]
-            if request.status is RequestStatus.FINISHED:
+        block_size = self._block_size
+        for request, token_id in zip(launched.sampling, token_ids, strict=True):
+            if request.finish_reason is not None:
                 sampled.append(None)
                 continue
             request.token_ids.append(token_id)

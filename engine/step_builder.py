@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from octavo.engine.launched_step import LaunchedStep
 from octavo.engine.request import Request
 from octavo.executor.step import NewBlocks, NewRow, Step
 
@@ -11,24 +12,28 @@ class StepBuilder:
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
+        self._sampling: list[Request] = []
         self._num_tokens: list[int] = []
         self._sample: list[bool] = []
         self._new_rows: list[NewRow] = []
         self._new_blocks: dict[int, NewBlocks] = {}
 
-    def schedule(self, request: Request, num_tokens: int) -> None:
+    def schedule(self, request: Request, num_tokens: int) -> int:
         """Compute ``num_tokens`` more tokens of a request and sample one if that closes the gap and
         the request has one to come.
 
-        Writes the request's counts as they will be after the step.
+        Writes the request's counts as they will be after the step; returns its computed tokens.
         """
         self.requests.append(request)
         self._num_tokens.append(num_tokens)
-        request.num_computed_tokens += num_tokens
-        is_sampled = request.num_computed_tokens == request.num_tokens < request.max_total_tokens
+        num_computed = request.num_computed_tokens + num_tokens
+        request.num_computed_tokens = num_computed
+        is_sampled = num_computed == request.num_tokens < request.max_total_tokens
         if is_sampled:
-            request.num_tokens += 1
+            request.num_tokens = num_computed + 1
+            self._sampling.append(request)
         self._sample.append(is_sampled)
+        return num_computed
 
     def add_row(self, request: Request, block_ids: tuple[int, ...]) -> None:
         """Write the row of a request that is admitted in this step."""
@@ -52,11 +57,11 @@ class StepBuilder:
         """Undo ``add_blocks``: the row is released in this step."""
         self._new_blocks.pop(row, None)
 
-    def build(self, step_id: int, released_rows: tuple[int, ...]) -> Step:
-        """Make the Step."""
+    def build(self, step_id: int, released_rows: tuple[int, ...]) -> LaunchedStep:
+        """Make the Step; it is launched next."""
         num_tokens = np.array(self._num_tokens, dtype=np.int32)
         computed = [request.num_computed_tokens for request in self.requests]
-        return Step(
+        step = Step(
             step_id=step_id,
             released_rows=released_rows,
             new_rows=tuple(self._new_rows),
@@ -67,3 +72,4 @@ class StepBuilder:
             num_computed_tokens=np.array(computed, dtype=np.int32) - num_tokens,
             sample=np.array(self._sample, dtype=np.bool_),
         )
+        return LaunchedStep(step, tuple(self.requests), tuple(self._sampling))

@@ -28,7 +28,6 @@ from octavo.executor.staging import Readback, ReadbackRing, UploadRing
 from octavo.executor.step import ExecutorInfo, NewRow, RowSampling, Step, StepResult
 from octavo.executor.step_program import (
     COLUMN_WORDS,
-    RANGE_WORDS,
     DeviceState,
     StepProgram,
     StepShape,
@@ -75,7 +74,7 @@ class DeviceRunner:
         self._row_uploads = RowUploads(rows, self._uploads)
         self._requests: dict[int, NewRow] = {}
         self._reporting: set[int] = set()  # rows that want log-probabilities, of any kind
-        self._num_blocks = np.zeros(info.num_rows, dtype=np.int32)
+        self._num_blocks = [0] * info.num_rows
         workspace, self._results = create_workspace(info.num_rows, device)
         self._state = DeviceState(
             model, backend, rows, self._uploads.device_words, workspace, info.block_size
@@ -219,16 +218,19 @@ class DeviceRunner:
         columns[1, :num_rows] = step.num_tokens
         columns[2, :num_rows] = step.num_computed_tokens
         columns[3, :num_rows] = step.sample
-        ranges = words[shape.ranges_start : shape.values_start].reshape(-1, RANGE_WORDS)
-        ranges[len(step.new_blocks) :] = 0
-        start = shape.values_start
-        for index, growth in enumerate(step.new_blocks):
-            num_new = len(growth.block_ids)
-            ranges[index] = (growth.row, self._num_blocks[growth.row], start, num_new)
-            words[start : start + num_new] = growth.block_ids
-            self._num_blocks[growth.row] += num_new
-            start += num_new
-        self._uploads.send(start)
+        ranges: list[int] = []
+        values: list[int] = []
+        for growth in step.new_blocks:
+            row, block_ids = growth.row, growth.block_ids
+            num_blocks = self._num_blocks[row]
+            ranges += (row, num_blocks, shape.values_start + len(values), len(block_ids))
+            values += block_ids
+            self._num_blocks[row] = num_blocks + len(block_ids)
+        ranges_end, values_end = shape.ranges_start + len(ranges), shape.values_start + len(values)
+        words[shape.ranges_start : ranges_end] = ranges
+        words[ranges_end : shape.values_start] = 0
+        words[shape.values_start : values_end] = values
+        self._uploads.send(values_end)
 
     def _upload_padding(self, shape: StepShape) -> None:
         """Send a step without a row."""
