@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import uvicorn.server
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.config import EngineConfig, Environment
@@ -33,6 +34,20 @@ from tests.streams import add
 
 TIMEOUT_S = 20
 NO_ENVIRONMENT = Environment(default_model=None, cache_dir=Path())
+
+
+class HurriedAsyncio:
+    """What uvicorn's loop runs on: it looks more often whether it should end."""
+
+    def __getattr__(self, name):
+        return getattr(asyncio, name)
+
+    @staticmethod
+    async def sleep(delay_s):
+        await asyncio.sleep(delay_s / 20)
+
+
+uvicorn.server.asyncio = HurriedAsyncio()
 
 
 @dataclass
@@ -108,7 +123,9 @@ class Peer:
 
     def metric(self, name):
         """Read the sum of a metric's samples, over all labels."""
-        families = text_string_to_metric_families(self.get("/metrics").data.decode())
+        lines = self.get("/metrics").data.decode().splitlines()
+        ours = "\n".join(line for line in lines if line.startswith(name))
+        families = text_string_to_metric_families(ours)
         samples = [s.value for family in families for s in family.samples if s.name == name]
         assert samples, name
         return sum(samples)

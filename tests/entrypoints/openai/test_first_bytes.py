@@ -103,9 +103,16 @@ def test_after_a_comment_the_error_is_an_event(gated):
     assert end == "data: [DONE]"
 
 
+class SilentCore(EchoCore):
+    """Takes requests and never runs a step."""
+
+    has_work = False
+
+
 @pytest.mark.parametrize(("path", "body"), BODIES)
-def test_a_dying_engine_fails_waiting_streams_with_its_status(path, body):
-    with running_server(EchoCore(step_time_s=0.3)) as server:
+def test_a_dying_engine_fails_waiting_streams_with_its_status(path, body, monkeypatch):
+    monkeypatch.setattr("octavo.entrypoints.openai.server.EXIT_DELAY_S", 0.1)
+    with running_server(SilentCore()) as server:
         collect = server.start_posts(path, body | {"stream": True, "max_tokens": 4000})
         server.wait_until(lambda: server.service.engine.num_open_requests == 1)
         server.kill_core()
