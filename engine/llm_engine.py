@@ -32,7 +32,7 @@ class LLMEngine:
         self._clock = clock
         self._unreported: set[int] = set()  # numbers whose end the core has still to report
         self._door = Door(NO_CAPS)  # knows who waits
-        self._had_room = False  # in the last step, for further tokens
+        self._had_room = False  # in a step since there last was nothing to do
 
     @property
     def now_s(self) -> float:
@@ -44,8 +44,8 @@ class LLMEngine:
         """Whether the next step might compute more, or others first, if more requests waited.
 
         Where later requests may go first, that is always so. Otherwise prompts that fill a step are
-        enough, unless the last step had room though they did: then much of them is cached, and as
-        many must wait as a plan looks at.
+        enough until one has room though they did: then much of them is cached, and as many must
+        wait as a plan looks at.
         """
         info, door = self._client.info, self._door
         if info.plan_window is None:
@@ -132,4 +132,5 @@ class LLMEngine:
             self._door.leave(report.number)
             self._unreported.discard(report.number)
         budget = self._client.info.max_num_batched_tokens
-        self._had_room = outputs.stats.num_tokens_scheduled < budget
+        has_room = outputs.stats.num_tokens_scheduled < budget
+        self._had_room = bool(self._unreported) and (self._had_room or has_room)

@@ -225,13 +225,19 @@ def test_portions_change_neither_order_nor_outputs(fields):
     assert runs[0].admitted == runs[1].admitted
 
 
-def test_a_step_with_room_makes_the_next_one_see_as_many_as_a_plan_looks_at():
+def test_after_a_step_with_room_plans_see_as_many_as_they_look_at():
     portions = Portions()
     portions.requests = [request([7] * 40, max_tokens=1) for _ in range(200)]  # all but one cached
     portions.run()
-    first, second = portions.num_taken[:2]
+    first, *others = portions.num_taken
     assert first == 2
-    assert second >= 128
+    num_started = 0
+    for step, num_taken in zip(portions.executor.steps, portions.num_taken, strict=True):
+        assert num_taken >= min(200, num_started + 128) or num_taken == first
+        num_started += len(step.new_rows)
+    assert others[0] >= 128
+    run(portions.engine, *portions.requests[:50])
+    assert portions.num_taken[len(others) + 1] == first + 200, "as at first"
 
 
 def test_refusals_in_any_portion_are_told_and_not_counted(capsys):
