@@ -4,6 +4,7 @@ Endpoints that read their own bodies are described here, and every operation's e
 """
 
 import inspect
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -132,8 +133,9 @@ def describe_rendering(body_type: type[BaseModel], *, is_list: bool) -> dict[str
     }
 
 
+@cache
 def describe_body(body_type: type[BaseModel]) -> dict[str, Any]:
-    """Return the part of an operation that says what JSON it takes."""
+    """Return the part of an operation that says what JSON it takes; several operations share it."""
     schema = body_type.model_json_schema()
     definitions = schema.pop("$defs", {})
     schema = _inline(schema, definitions)

@@ -11,6 +11,7 @@ import torch
 from triton import JITFunction
 from triton.compiler import ASTSource, make_backend
 from triton.runtime import _async_compile
+from triton.runtime.cache import triton_key
 
 from octavo.executor.compile_ahead import (
     CompileMode,
@@ -21,6 +22,12 @@ from octavo.executor.compile_ahead import (
 from octavo.executor.compile_server import write_job
 from tests.executor.tiny_kernel import HOPPER, double, make_source
 from tests.source_tree import ROOT
+
+
+@pytest.fixture(autouse=True, scope="module")
+def known_key():
+    """Reading all of Triton takes half a second in each process that forks before it is done."""
+    triton_key()
 
 
 @pytest.fixture(autouse=True)
