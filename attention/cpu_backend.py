@@ -55,7 +55,8 @@ class CpuAttention:
     def __init__(self, kv_pool: Tensor, inputs: AttentionInputs) -> None:
         num_layers, self._block_size = kv_pool.shape[1:3]
         self._lines_per_block = num_layers * self._block_size
-        self._lines = kv_pool.view(len(kv_pool) * self._lines_per_block, -1)
+        self._num_lines = len(kv_pool) * self._lines_per_block
+        self._lines = kv_pool.view(self._num_lines, -1)
         self._inputs = inputs
         is_stored = inputs.slot_mapping >= 0
         self._stored = None if bool(is_stored.all()) else is_stored.nonzero().flatten()
@@ -65,15 +66,17 @@ class CpuAttention:
 
     def __call__(self, layer: AttentionLayer, qkv: Tensor) -> Tensor:
         """Store k and v of all tokens, then attend."""
-        heads = qkv.view(qkv.shape[0], -1, layer.head_dim)
+        num_tokens, size = qkv.shape
+        heads = qkv.view(num_tokens, -1, layer.head_dim)
         q_size = layer.num_heads * layer.head_dim
-        self._turn(layer, heads[:, : layer.num_heads + layer.num_kv_heads])
-        lines = self._lines[layer.index * self._block_size :]
-        self._store(lines, qkv[:, q_size:])
+        self._turn(layer, heads.narrow(1, 0, layer.num_heads + layer.num_kv_heads))
+        first_line = layer.index * self._block_size
+        lines = self._lines.narrow(0, first_line, self._num_lines - first_line)
+        self._store(lines, qkv.narrow(1, q_size, size - q_size))
         work = self._find_work(layer.sliding_window)
-        if len(work) == 1 and work[0].num_tokens == qkv.shape[0]:
+        if len(work) == 1 and work[0].num_tokens == num_tokens:
             return work[0].attend(layer, heads, lines)
-        output = qkv.new_zeros(qkv.shape[0], q_size)
+        output = qkv.new_zeros(num_tokens, q_size)
         for part in work:
             output[part.tokens] = part.attend(layer, heads[part.tokens], lines)
         return output
@@ -81,15 +84,11 @@ class CpuAttention:
     def _turn(self, layer: AttentionLayer, qk: Tensor) -> None:
         """Normalise and rotate the heads of q and k in place, rounding once."""
         x = qk.float()
-        for heads, weight in (
-            (x[:, : layer.num_heads], layer.q_norm),
-            (x[:, layer.num_heads :], layer.k_norm),
-        ):
-            if weight is not None:
-                heads.copy_(F.rms_norm(heads, weight.shape, weight.float(), layer.norm_eps))
+        if layer.q_norm is not None or layer.k_norm is not None:
+            _normalise(layer, x)
         cos, sin = self._find_rotation(layer)
         half = cos.shape[-1]
-        pairs = x[..., : 2 * half].view(*x.shape[:2], 2, half)
+        pairs = x.narrow(2, 0, 2 * half).view(*x.shape[:2], 2, half)
         swapped = pairs.flip(-2)
         pairs.mul_(cos).addcmul_(swapped, sin)
         if x.dtype != qk.dtype:
@@ -162,7 +161,7 @@ class _TileWork:
 
     def attend(self, layer: AttentionLayer, heads: Tensor, lines: Tensor) -> Tensor:
         """Map its tokens' heads of q, k and v to (num_tokens, num_heads * head_dim)."""
-        q = heads[:, : layer.num_heads]
+        q = heads.narrow(1, 0, layer.num_heads)
         shape = (self.num_rows, -1, 2, layer.num_kv_heads, layer.head_dim)
         k, v = lines.index_select(0, self.lines).view(shape).transpose(1, 3).unbind(2)
         if q.shape[0] > self.num_rows:
@@ -170,6 +169,16 @@ class _TileWork:
         q = q.view(self.num_rows, layer.num_kv_heads, -1, layer.head_dim)
         out = F.scaled_dot_product_attention(q, k, v, self.bias, scale=layer.scale)
         return out.flatten(1)
+
+
+def _normalise(layer: AttentionLayer, x: Tensor) -> None:
+    """Normalise heads of q and k, float32, in place."""
+    for heads, weight in (
+        (x[:, : layer.num_heads], layer.q_norm),
+        (x[:, layer.num_heads :], layer.k_norm),
+    ):
+        if weight is not None:
+            heads.copy_(F.rms_norm(heads, weight.shape, weight.float(), layer.norm_eps))
 
 
 def _attend_in_groups(

@@ -96,6 +96,9 @@ def find_kernel(x: Tensor | Normed, weight: Tensor) -> Callable[..., Product] | 
     return None
 
 
+_linear_pointwise = torch.ops.mkldnn._linear_pointwise.default
+
+
 class PackedWeight:
     """A copy of a weight in oneDNN's blocks; the weight itself is not needed any more."""
 
@@ -112,8 +115,8 @@ class PackedWeight:
         num_rows = len(x)
         if (padding := round_up(num_rows) - num_rows) > 0:
             x = functional.pad(x, (0, 0, 0, padding))
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._blocks, bias, "none", [], "")
-        return y[:num_rows]
+        y: Tensor = _linear_pointwise(x, self._blocks, bias, "none", [], "")
+        return y[:num_rows] if padding else y
 
 
 def round_up(num_rows: int) -> int:
