@@ -1,5 +1,6 @@
 """Runs one Step on the device: rows, copies, one forward pass, sampling, write-back."""
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -15,6 +16,8 @@ from octavo.executor.rows import Rows
 from octavo.executor.sampler import NON_FINITE, Samples, sample
 from octavo.executor.step import ExecutorInfo, PositionLogprobs, Step, StepResult
 from octavo.executor.threads import StepThreads
+
+logger = logging.getLogger(__name__)
 
 
 class Network(Protocol):
@@ -40,9 +43,13 @@ class ModelRunner:
         backend: AttentionBackend,
         info: ExecutorInfo,
         threads: StepThreads | None = None,
+        *,
+        measure_threads: Callable[[], StepThreads] | None = None,
     ) -> None:
         self.info = info
         self._threads = threads or StepThreads(torch.get_num_threads(), 1)
+        self._measure_threads = measure_threads
+        self._has_computed = False
         self._model = model
         self._backend = backend
         max_blocks = blocks_needed(BlockSpec(info.block_size), info.max_model_len)
@@ -54,7 +61,14 @@ class ModelRunner:
         return lambda: result
 
     def prepare(self) -> bool:
-        """Nothing has to be prepared."""
+        """Measure how many threads gain once more, when the first requests have been served.
+
+        At the start a server's other process loads, too, and takes the core of a second thread.
+        """
+        if self._measure_threads is not None and self._has_computed:
+            self._threads = self._measure_threads()
+            self._measure_threads = None
+            logger.info("threads: %s", self._threads)
         return False
 
     def run(self, step: Step) -> StepResult:
@@ -76,6 +90,7 @@ class ModelRunner:
     def _compute(self, step: Step) -> StepResult:
         if not len(step.rows):
             return StepResult(step.step_id, np.empty(0, dtype=np.int32))
+        self._has_computed = True
         batch = gather_inputs(self._rows, step, block_size=self.info.block_size)
         hidden = self._model(batch.input_ids, self._backend.bind(batch.attention))
         samples = self._sample(batch, hidden)

@@ -1,4 +1,4 @@
-"""How many of torch's threads compute a step on a CPU: measured at the start.
+"""How many of torch's threads compute a step on a CPU: measured at the start, by a server twice.
 
 A second thread halves a large product, but waking it costs more than a small one takes; where other
 processes want the cores, it costs most. Only a measurement on the machine itself tells.

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from octavo.executor.step import BlockCopy
+from octavo.executor.threads import StepThreads
 from tests.executor.by_hand import ByHand, generate, make_executor
 from tests.steps import make_row, make_step
 
@@ -41,6 +42,19 @@ def test_a_copied_block_serves_like_its_source(llama):
     second = hand.admit(1, [*prefix, 5], blocks=[40], computed=16)
     hand.step({1: 1}, copies=[BlockCopy(first.blocks[0], 40)])
     assert second.outputs == llama.generate([*prefix, 5], 1)
+
+
+def test_threads_are_measured_again_when_the_first_requests_are_served(llama):
+    executor = make_executor(llama.folder)
+    measured = []
+    executor._runner._measure_threads = lambda: measured.append(None) or StepThreads(1, 7)
+    assert not executor.prepare()
+    assert not measured, "whatever loads beside the engine may not have come to its end"
+    tokens = generate(executor, [PROMPTS[0]], 2)
+    for _ in range(2):
+        assert not executor.prepare()
+    assert (len(measured), executor._runner._threads) == (1, StepThreads(1, 7))
+    assert generate(executor, [PROMPTS[0]], 2) == tokens
 
 
 def test_a_readmitted_request_goes_on_as_if_it_had_stayed(llama):
