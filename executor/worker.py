@@ -38,7 +38,7 @@ from octavo.models.config_files import load_config
 from octavo.models.fingerprint import cache_namespace
 from octavo.models.flat import FlatNetwork
 from octavo.models.loader import load_model, resolve_dtype
-from octavo.models.quantization import ONLINE
+from octavo.models.quantization import quantize_online
 from octavo.models.rounded_copy import load_rounded
 from octavo.models.rounding import IntegerName, can_round, is_stored_in_int4
 from octavo.models.source import ModelSource
@@ -289,8 +289,9 @@ def find_model_config(
 ) -> ModelConfig:
     """Read what the network is, and how its matrices are kept."""
     model_config = load_config(source)
-    if config.quantization == "fp8" and model_config.quantization is None:
-        model_config = replace(model_config, quantization=ONLINE)
+    if config.quantization == "fp8":
+        quantization = quantize_online(model_config.quantization)
+        model_config = replace(model_config, quantization=quantization)
     has_fp8 = model_config.quantization is not None or config.kv_cache_dtype == "fp8"
     if has_fp8 and device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)

@@ -6,6 +6,7 @@ known to the ``Attention`` of the step alone, which also rotates q and k.
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from octavo.attention.backend import Attention, KVCacheSpec
@@ -20,6 +21,7 @@ from octavo.models.layers.norm import RMSNorm
 from octavo.models.layers.parallel import Shard, split_heads
 from octavo.models.layers.rotary import build_rotary_table
 from octavo.models.layers.weights import CheckpointTensor
+from octavo.models.ops.eight_bits import FP8, INT8
 from octavo.models.ops.norm import Normed
 
 
@@ -34,15 +36,9 @@ class CausalLM(nn.Module):
         super().__init__()
         self.config = config
         self.shard = shard
+        embedding_type, head_type = _find_types(config)
         self.embed_tokens = VocabParallelEmbedding(
-            config.vocab_size,
-            config.hidden_size,
-            shard=shard,
-            is_quantized=(
-                config.quantization is not None
-                and config.quantization.embedding
-                and not config.tie_word_embeddings
-            ),
+            config.vocab_size, config.hidden_size, shard=shard, rounded_to=embedding_type
         )
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
@@ -50,7 +46,9 @@ class CausalLM(nn.Module):
         self.lm_head = (
             self.embed_tokens
             if config.tie_word_embeddings
-            else VocabParallelEmbedding(config.vocab_size, config.hidden_size, shard=shard)
+            else VocabParallelEmbedding(
+                config.vocab_size, config.hidden_size, shard=shard, rounded_to=head_type
+            )
         )
 
     def forward(self, input_ids: Tensor, attention: Attention) -> Tensor:
@@ -110,6 +108,16 @@ class CausalLM(nn.Module):
         yield from self.norm.checkpoint_tensors("model.norm")
         if not self.config.tie_word_embeddings:
             yield from self.lm_head.checkpoint_tensors("lm_head")
+
+
+def _find_types(config: ModelConfig) -> tuple[torch.dtype | None, torch.dtype | None]:
+    """Return what embedding and head are rounded to.
+
+    A head in e4m3 costs several times what one in integers does.
+    """
+    if config.quantization is None or not config.quantization.vocabulary:
+        return None, None
+    return (INT8 if config.tie_word_embeddings else FP8), INT8
 
 
 def build_dense(config: ModelConfig, shard: Shard, style: AttentionStyle) -> CausalLM:

@@ -8,7 +8,7 @@ inputs. Those of activations (``X.input_scale``) are not needed: they are found 
 from torch import Tensor
 
 from octavo.errors import ModelLoadError
-from octavo.models.ops.fp8 import FP8, dequantize_rows
+from octavo.models.ops.eight_bits import FP8, dequantize_rows
 from octavo.models.safetensors_checkpoint import SafetensorsCheckpoint
 
 _SCALES = ("_scale", "_scale_inv")

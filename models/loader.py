@@ -20,7 +20,7 @@ from octavo.models.gguf import GGUFCheckpoint
 from octavo.models.gguf_header import read_gguf_header
 from octavo.models.layers.parallel import Shard
 from octavo.models.layers.weights import CheckpointTensor
-from octavo.models.ops.fp8 import FP8, quantize_rows
+from octavo.models.ops.eight_bits import FP8, quantize_rows
 from octavo.models.registry import get_builder
 from octavo.models.safetensors_checkpoint import FP8_TYPES, SafetensorsCheckpoint
 from octavo.models.source import ModelSource
@@ -142,7 +142,7 @@ def _fill(model: CausalLM, checkpoint: Checkpoint, device: torch.device) -> None
 def _plan(tensor: CheckpointTensor, checkpoint: Checkpoint) -> Iterator[Write]:
     """Plan how one tensor is written: as it is stored, if the network keeps it so, too."""
     stored = None
-    if tensor.scale is not None and isinstance(checkpoint, Fp8Checkpoint):
+    if tensor.target.dtype == FP8 and isinstance(checkpoint, Fp8Checkpoint):
         stored = checkpoint.read_fp8(tensor.name)
     if tensor.scale is None or stored is None:
         yield Write(
@@ -208,12 +208,12 @@ def _fill_randomly(model: CausalLM, *, seed: int, device: torch.device) -> None:
     generator = torch.Generator(device).manual_seed(seed)
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
-        if parameter.dtype == FP8:
+        if (scale := parameters.get(name.removesuffix("weight") + "scale")) is not None:
             drawn = torch.empty(parameter.shape, dtype=model.norm.weight.dtype, device=device)
-            scale = parameters[name.removesuffix("weight") + "scale"]
             drawn.normal_(std=DUMMY_STD, generator=generator)
-            for target, values in zip((parameter, scale), quantize_rows(drawn), strict=True):
-                target.copy_(values)
+            values, scales = quantize_rows(drawn, parameter.dtype)
+            parameter.copy_(values)
+            scale.copy_(scales)
         elif parameter.dim() > 1:
             parameter.normal_(std=DUMMY_STD, generator=generator)
         elif not name.endswith(".scale"):

@@ -1,11 +1,11 @@
-"""Which matrices of a network are kept in 8-bit floats; which quantised checkpoints can be read.
+"""Which matrices of a network are kept in 8 bits; which quantised checkpoints can be read.
 
 A format that is not understood to the last field is refused by name before any weight is read.
 No torch.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.models.fields import MAX_LAYERS, Fields
@@ -18,20 +18,25 @@ _MATRICES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """Matrices of the layers in e4m3 with one scale per output; norms and the output head are not.
+    """Matrices of the layers in e4m3 with one scale per output; norms are not.
 
-    ``embedding`` is whether an embedding that is not the head, too, is kept so, with a scale a row.
-    ``is_stored`` is whether the checkpoint holds 8-bit floats; with a scale for each ``block`` of
-    so many outputs and inputs, if it says so.
+    ``vocabulary`` is whether the output head is kept in 8-bit integers, and an embedding that is
+    not the head in e4m3, each with a scale a row. ``is_stored`` is whether the checkpoint holds
+    8-bit floats; with a scale for each ``block`` of so many outputs and inputs, if it says so.
     """
 
-    embedding: bool
+    vocabulary: bool
     is_stored: bool
     block: tuple[int, int] | None = None
 
 
-ONLINE = Quantization(embedding=True, is_stored=False)
+ONLINE = Quantization(vocabulary=True, is_stored=False)
 """What ``quantization="fp8"`` makes of a checkpoint of plain floats."""
+
+
+def quantize_online(stored: Quantization | None) -> Quantization:
+    """Return what ``quantization="fp8"`` makes of a checkpoint: what it left is rounded, too."""
+    return ONLINE if stored is None else replace(stored, vocabulary=True)
 
 
 def parse_quantization(fields: Fields) -> Quantization | None:
@@ -65,7 +70,7 @@ def _parse_fp8(scheme: Fields, num_layers: int) -> Quantization:
     for name in ("ignored_layers", "modules_to_not_convert"):
         _check_ignored(scheme, name, num_layers)
     block = _parse_block(scheme, "weight_block_size")
-    return Quantization(embedding=False, is_stored=True, block=block)
+    return Quantization(vocabulary=False, is_stored=True, block=block)
 
 
 def _parse_compressed(scheme: Fields, num_layers: int) -> Quantization:
@@ -87,10 +92,10 @@ def _parse_compressed(scheme: Fields, num_layers: int) -> Quantization:
             raise part.refuse("num_bits", "only 8 is supported")
     match weights.text("strategy"):
         case "tensor" | "channel":
-            return Quantization(embedding=False, is_stored=True)
+            return Quantization(vocabulary=False, is_stored=True)
         case "block":
             block = _parse_block(weights, "block_structure")
-            return Quantization(embedding=False, is_stored=True, block=block)
+            return Quantization(vocabulary=False, is_stored=True, block=block)
     raise weights.refuse("strategy", "supported are tensor, channel and block")
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.models.ops.fp8 import quantize_rows
+from octavo.models.ops.eight_bits import quantize_rows
 
 _NUM_THREADS = 4
 _BUFFER_BYTES = 16 << 20
@@ -40,7 +40,9 @@ class Write:
         if self.scale is None:
             self.target[place].copy_(rows, non_blocking=True)
             return
-        values, scale = quantize_rows(rows.to(self.target.device, non_blocking=True))
+        values, scale = quantize_rows(
+            rows.to(self.target.device, non_blocking=True), self.target.dtype
+        )
         self.target[place].copy_(values)
         self.scale[place].copy_(scale)
 

@@ -11,6 +11,7 @@ from octavo.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from octavo.models.layers.norm import RMSNorm
 from octavo.models.layers.parallel import Shard, split_heads
 from octavo.models.layers.weights import CheckpointTensor, empty_parameter
+from octavo.models.ops.eight_bits import FP8
 from octavo.models.ops.norm import Normed
 
 
@@ -38,20 +39,20 @@ class SelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         split = split_heads(config.num_heads, config.num_kv_heads, shard)
-        dim, is_quantized = config.head_dim, config.quantization is not None
+        dim, rounded_to = config.head_dim, None if config.quantization is None else FP8
         q_rows, kv_rows = split.heads.scaled(dim), split.kv_heads.scaled(dim)
         self.qkv_proj = ColumnParallelLinear(
             config.hidden_size,
             {"q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows},
             bias=style.qkv_bias,
-            is_quantized=is_quantized,
+            rounded_to=rounded_to,
         )
         self.o_proj = RowParallelLinear(
             q_rows,
             config.hidden_size,
             bias=style.output_bias,
             shard=shard,
-            is_quantized=is_quantized,
+            rounded_to=rounded_to,
         )
         self.q_norm = empty_parameter(dim) if style.has_head_norm else None
         self.k_norm = empty_parameter(dim) if style.has_head_norm else None

@@ -9,8 +9,8 @@ from torch.nn import functional
 from octavo.models.layers.matrix import Matrix
 from octavo.models.layers.parallel import Shard
 from octavo.models.layers.weights import CheckpointTensor
+from octavo.models.ops.eight_bits import dequantize_rows
 from octavo.models.ops.embedding import look_up
-from octavo.models.ops.fp8 import dequantize_rows
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -20,7 +20,12 @@ class VocabParallelEmbedding(nn.Module):
     """
 
     def __init__(
-        self, vocab_size: int, hidden_size: int, *, shard: Shard, is_quantized: bool = False
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        shard: Shard,
+        rounded_to: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.vocab_size = vocab_size
@@ -29,7 +34,7 @@ class VocabParallelEmbedding(nn.Module):
         num_rows = -(-vocab_size // shard.size)
         self.first_row = min(shard.rank * num_rows, vocab_size)
         self.num_used_rows = min(num_rows, vocab_size - self.first_row)
-        self.matrix = Matrix(num_rows, hidden_size, is_quantized=is_quantized)
+        self.matrix = Matrix(num_rows, hidden_size, rounded_to=rounded_to)
         for padding in self._padding():
             padding.zero_()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor, nn
 
 from octavo.models.layers.matrix import Matrix
@@ -24,12 +25,12 @@ class ColumnParallelLinear(nn.Module):
         outputs: Mapping[str, Span],
         *,
         bias: bool,
-        is_quantized: bool = False,
+        rounded_to: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.outputs = dict(outputs)
         out_features = sum(rows.length for rows in outputs.values())
-        self.matrix = Matrix(out_features, in_features, is_quantized=is_quantized)
+        self.matrix = Matrix(out_features, in_features, rounded_to=rounded_to)
         self.bias = empty_parameter(out_features) if bias else None
 
     def forward(self, x: Tensor | Normed) -> Tensor:
@@ -69,12 +70,12 @@ class RowParallelLinear(nn.Module):
         *,
         bias: bool,
         shard: Shard,
-        is_quantized: bool = False,
+        rounded_to: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.shard = shard
         self.inputs = inputs
-        self.matrix = Matrix(out_features, inputs.length, is_quantized=is_quantized)
+        self.matrix = Matrix(out_features, inputs.length, rounded_to=rounded_to)
         self.bias = empty_parameter(out_features) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.models.layers.weights import CheckpointTensor, empty_parameter
-from octavo.models.ops.fp8 import spread_nan
+from octavo.models.ops.eight_bits import spread_nan
 from octavo.models.ops.linear import (
     PackedWeight,
     can_pack,
@@ -31,16 +31,18 @@ class PackedForm(Protocol):
 class Matrix(nn.Module):
     """A weight, (out_features, in_features), that a loader writes and then may be packed.
 
-    A quantised one is kept in e4m3 and has a ``scale`` for each output: what is multiplied with is
-    ``weight * scale[:, None]``. Packing drops ``weight``, unless somebody else reads it too; it
-    must not be written any more.
+    One that is ``rounded_to`` a type of 8 bits has a ``scale`` for each output: what is multiplied
+    with is ``weight * scale[:, None]``. Packing drops ``weight``, unless somebody else reads it
+    too; it must not be written any more.
     """
 
-    def __init__(self, out_features: int, in_features: int, *, is_quantized: bool = False) -> None:
+    def __init__(
+        self, out_features: int, in_features: int, *, rounded_to: torch.dtype | None = None
+    ) -> None:
         super().__init__()
-        dtype = torch.float8_e4m3fn if is_quantized else None
-        self.weight = empty_parameter(out_features, in_features, dtype=dtype)
-        self.scale = empty_parameter(out_features, dtype=torch.float32) if is_quantized else None
+        self.weight = empty_parameter(out_features, in_features, dtype=rounded_to)
+        has_scale = rounded_to is not None
+        self.scale = empty_parameter(out_features, dtype=torch.float32) if has_scale else None
         self._packed: PackedForm | None = None
 
     def forward(self, x: Tensor | Normed, bias: Tensor | None = None) -> Tensor:

@@ -9,6 +9,7 @@ from octavo.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from octavo.models.layers.norm import RMSNorm
 from octavo.models.layers.parallel import Shard
 from octavo.models.layers.weights import CheckpointTensor
+from octavo.models.ops.eight_bits import FP8
 from octavo.models.ops.norm import Normed
 
 
@@ -18,19 +19,19 @@ class GatedMLP(nn.Module):
     def __init__(self, config: ModelConfig, shard: Shard) -> None:
         super().__init__()
         inner = shard.span(config.intermediate_size)
-        is_quantized = config.quantization is not None
+        rounded_to = None if config.quantization is None else FP8
         self.gate_up_proj = ColumnParallelLinear(
             config.hidden_size,
             {"gate_proj": inner, "up_proj": inner},
             bias=config.mlp_bias,
-            is_quantized=is_quantized,
+            rounded_to=rounded_to,
         )
         self.down_proj = RowParallelLinear(
             inner,
             config.hidden_size,
             bias=config.mlp_bias,
             shard=shard,
-            is_quantized=is_quantized,
+            rounded_to=rounded_to,
         )
 
     def forward(

@@ -1,4 +1,4 @@
-"""Rows of an embedding that is kept in 8-bit floats with a scale a row, in one launch."""
+"""Rows of an embedding that is kept in 8 bits with a scale a row, in one launch."""
 
 import torch
 import triton
@@ -21,7 +21,7 @@ def look_up(ids: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> T
 @triton.jit
 def _look_up_kernel(
     ids_ptr,  # (num_ids,)
-    weight_ptr,  # (num_rows, SIZE) e4m3
+    weight_ptr,  # (num_rows, SIZE) e4m3 or int8
     scale_ptr,  # (num_rows,)
     out_ptr,  # (num_ids, SIZE)
     SIZE: tl.constexpr,

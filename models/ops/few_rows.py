@@ -26,9 +26,10 @@ from octavo.attention.ops.dependent_launch import (
 )
 from octavo.models.ops.norm import Norm, Normed, Product
 
-PADDED_ROWS = (16, 32)
+PADDED_ROWS = (16, 32, 64, 128, 256)
 """Numbers of rows that kernels are compiled for."""
-MAX_ROWS = PADDED_ROWS[-1]
+MAX_ROWS = 32
+"""With more, cuBLAS multiplies weights of 16 bits as fast."""
 TUNED_FOR = ("H200",)
 NUM_MULTIPROCESSORS = 132
 LINE_BYTES = 128
@@ -57,14 +58,16 @@ def multiply_few_rows(
     is_gated: bool = False,
     residual: Tensor | None = None,
     norm: Norm | None = None,
+    out: Tensor | None = None,
     tile: Tile | None = None,
 ) -> Product:
     """Return ``x @ weight.T * scale + bias``, (num_rows, num_outputs), of x (num_rows, num_inputs).
 
-    The weight may be of 8-bit floats; scale and bias have an element a row of the weight. Sums are
+    The weight may be of 8 bits; scale and bias have an element a row of the weight. Sums are
     float32 and rounded once; their order depends on the tile alone. ``is_gated``: the product is
     gate | up, and the output silu(gate) * up. ``residual`` is added at the end; the output is the
-    stream that ``norm`` prepares for the next product. ``tile`` is for measurements.
+    stream that ``norm`` prepares for the next product. Given ``out``, it is not allocated. Without
+    ``tile`` one is chosen for 16 bits.
     """
     if isinstance(x, Normed):
         values, square_sums, eps = x.values, x.square_sums, x.norm.eps
@@ -76,11 +79,13 @@ def multiply_few_rows(
     num_outputs = num_features // (1 + is_gated)
     assert weight.shape[1] == num_inputs, f"x is {tuple(values.shape)}, weight {weight.shape}"
     assert values.stride(1) == weight.stride(1) == 1, "elements of a row must be contiguous"
-    assert 1 <= num_rows <= MAX_ROWS, f"{num_rows} rows, at most {MAX_ROWS}"
+    assert 1 <= num_rows <= PADDED_ROWS[-1], f"{num_rows} rows, at most {PADDED_ROWS[-1]}"
+    padded_rows = next(size for size in PADDED_ROWS if num_rows <= size)
     tile = tile or choose_tile(num_features, num_inputs)
     num_tiles = triton.cdiv(num_features, tile.features)
     assert num_tiles <= MAX_TILES, f"{num_tiles} tiles, at most {MAX_TILES}"
-    out = values.new_empty((num_rows, num_outputs))
+    out = values.new_empty((num_rows, num_outputs)) if out is None else out
+    assert out.is_contiguous(), f"out has strides {out.stride()}"
     product = Product(out)
     if norm is not None:
         sums = out.new_empty((num_tiles, num_rows), dtype=torch.float32)
@@ -113,7 +118,7 @@ def multiply_few_rows(
         len(square_sums) if square_sums is not None else 0,
         NUM_INPUTS=num_inputs,
         PART=part,
-        ROWS=next(size for size in PADDED_ROWS if num_rows <= size),
+        ROWS=padded_rows,
         FEATURES=tile.features,
         COLUMNS=tile.columns,
         NUM_PARTS=tile.num_parts,

@@ -15,9 +15,9 @@ from torch.nn import functional
 
 from octavo.models.ops.activation import silu_mul
 from octavo.models.ops.few_rows import MAX_ROWS, is_tuned_for, multiply_few_rows
-from octavo.models.ops.fp8_linear import fp8_linear
 from octavo.models.ops.gemv import MAX_NORMED, gemv
 from octavo.models.ops.norm import Norm, Normed, Product
+from octavo.models.ops.scaled_linear import scaled_linear
 
 GEMV_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -39,7 +39,7 @@ def linear(
     if isinstance(x, Normed):
         x = x.apply()
     if scale is not None:
-        return fp8_linear(x, weight, scale, bias)
+        return scaled_linear(x, weight, scale, bias)
     return functional.linear(x, weight, bias)
 
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.models.ops.fp8 import FP8, FP8_MAX
+from octavo.models.ops.eight_bits import FP8, FP8_MAX
 
 ELEMENTS_PER_THREAD = 16
 

@@ -3,10 +3,14 @@
 import statistics
 
 import pytest
+import torch
+from torch.nn import functional
 
 from octavo import LLM, InvalidRequestError, SamplingParams
+from octavo.models.ops.eight_bits import INT8, dequantize_rows, quantize_rows
 from octavo.models.rounding import can_round
 from tests.entrypoints.offline import GREEDY, generate
+from tests.models.oracle import compute_logits, load, source_of
 from tests.source_tree import ROOT
 
 
@@ -101,6 +105,23 @@ def test_8_bits_change_little_of_what_it_thinks_of_a_text(settings, max_distance
     distances = [abs(a - b) for a, b in zip(plain, changed, strict=True)]
     assert 0.01 < sum(distances) / len(distances) < max_distance
     assert abs(sum(plain) - sum(changed)) / len(plain) < 0.1  # of a perplexity's logarithm
+
+
+@pytest.mark.slow
+def test_a_vocabulary_in_integers_changes_little_of_what_it_thinks_of_a_document(llm, smollm2):
+    """The bounds that docs/quantization.md states."""
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    ids = torch.tensor(llm.get_tokenizer().encode(text)[:1_000])
+    model = load(source_of(smollm2, "gguf"))
+    weight = model.embed_tokens.matrix.weight
+    exact = functional.log_softmax(compute_logits(model, ids), dim=-1)
+    weight.copy_(dequantize_rows(*quantize_rows(weight, INT8), torch.float32))
+    rounded = functional.log_softmax(compute_logits(model, ids), dim=-1)
+    divergence = functional.kl_div(rounded, exact, log_target=True, reduction="none").sum(dim=-1)
+    assert 0.0005 < divergence.mean() < 0.004
+    assert (exact.argmax(dim=-1) == rounded.argmax(dim=-1)).float().mean() > 0.95
+    surprise, changed = (x[:-1].gather(1, ids[1:, None]).mean() for x in (exact, rounded))
+    assert abs(surprise - changed) < 0.005
 
 
 def score(llm):

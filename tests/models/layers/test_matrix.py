@@ -41,7 +41,7 @@ def test_a_type_that_is_not_packed_keeps_its_weight():
 
 
 def test_a_stored_value_that_is_no_number_makes_its_output_none():
-    matrix = Matrix(8, 16, is_quantized=True)
+    matrix = Matrix(8, 16, rounded_to=torch.float8_e4m3fn)
     matrix.weight.copy_(torch.ones(8, 16))
     matrix.weight[3, 5] = torch.nan
     matrix.scale.fill_(1.0)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from octavo.models.ops.eight_bits import FP8, INT8, dequantize_rows, quantize_rows
 from octavo.models.ops.embedding import look_up
-from octavo.models.ops.fp8 import dequantize_rows, quantize_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -12,8 +12,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.mark.parametrize("size", [64, 100])
 @pytest.mark.parametrize("id_type", [torch.int32, torch.int64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_rows_are_those_of_the_dequantised_embedding(dtype, id_type, size):
-    weight, scale = quantize_rows(torch.randn(50, size, device=DEVICE))
+@pytest.mark.parametrize("rounded_to", [FP8, INT8])
+def test_rows_are_those_of_the_dequantised_embedding(rounded_to, dtype, id_type, size):
+    weight, scale = quantize_rows(torch.randn(50, size, device=DEVICE), rounded_to)
     ids = torch.tensor([49, 0, 7, 7], dtype=id_type, device=DEVICE)
     found = look_up(ids, weight, scale, dtype)
     assert torch.equal(found, dequantize_rows(weight, scale, dtype)[ids.long()])

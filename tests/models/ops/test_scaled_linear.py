@@ -1,25 +1,28 @@
 """Products with 8-bit weights against torch in float64."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional
 
-from octavo.models.ops import fp8_linear as fp8_linear_module
-from octavo.models.ops.fp8 import FP8, dequantize_rows, quantize_rows
-from octavo.models.ops.fp8_linear import fp8_linear
+from octavo.models.ops import scaled_linear as module
+from octavo.models.ops.eight_bits import FP8, INT8, dequantize_rows, quantize_rows
+from octavo.models.ops.few_rows import Tile
 from octavo.models.ops.gemv import gemv
 from octavo.models.ops.quantize import quantize
+from octavo.models.ops.scaled_linear import multiply_converted, scaled_linear
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-7}
 
 
-def make_operands(num_rows, shape=(48, 64), dtype=torch.float32):
+def make_operands(num_rows, shape=(48, 64), dtype=torch.float32, *, rounded_to=FP8):
     """Random operands whose products have a spread of 1."""
     num_outputs, num_inputs = shape
     x = torch.randn(num_rows, num_inputs, device=DEVICE) * num_inputs**-0.5
-    weight, scale = quantize_rows(torch.randn(shape, device=DEVICE))
+    weight, scale = quantize_rows(torch.randn(shape, device=DEVICE), rounded_to)
     return x.to(dtype), weight, scale, torch.randn(num_outputs, device=DEVICE).to(dtype)
 
 
@@ -30,20 +33,43 @@ def assert_product(found, x, weight, scale, bias=0.0):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("rounded_to", [FP8, INT8])
 @pytest.mark.parametrize("num_rows", [0, 1, 5])
-def test_the_product_is_that_of_the_dequantised_weight(num_rows, dtype, monkeypatch):
-    monkeypatch.setattr(fp8_linear_module, "can_multiply_scaled", lambda x, weight: False)
-    x, weight, scale, bias = make_operands(num_rows, dtype=dtype)
+def test_the_product_is_that_of_the_dequantised_weight(num_rows, rounded_to, dtype, monkeypatch):
+    monkeypatch.setattr(module, "can_multiply_scaled", lambda x, weight: False)
+    x, weight, scale, bias = make_operands(num_rows, dtype=dtype, rounded_to=rounded_to)
     for some in (None, bias):
-        found = fp8_linear(x, weight, scale, some)
+        found = scaled_linear(x, weight, scale, some)
         assert found.dtype == dtype
         assert_product(found, x, weight, scale, 0.0 if some is None else some)
 
 
+@pytest.mark.parametrize("rounded_to", [FP8, INT8])
 @pytest.mark.parametrize("shape", [(5, 40), (3, 576), (7, 1000), (3, 2048), (2, 4096)])
-def test_one_row_is_multiplied_as_it_is_stored(shape):
-    x, weight, scale, bias = make_operands(1, shape)
+def test_one_row_is_multiplied_as_it_is_stored(shape, rounded_to):
+    x, weight, scale, bias = make_operands(1, shape, rounded_to=rounded_to)
     assert_product(gemv(x, weight, bias, scale=scale).out, x, weight, scale, bias)
+
+
+def test_every_integer_is_multiplied_exactly():
+    weight = torch.arange(-128, 128, device=DEVICE).to(INT8)[:, None]
+    assert gemv(torch.ones(1, 1, device=DEVICE), weight).out.tolist() == [[*range(-128, 128)]]
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 8, 20])
+def test_integers_are_read_once_for_as_many_rows_as_the_kernel_takes(num_rows, monkeypatch):
+    tiles = {4: Tile(16, 32, 2, 1), 8: Tile(32, 64, 2, 1)}
+    monkeypatch.setattr(module, "TILES", tiles)
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+    x, weight, scale, bias = make_operands(num_rows, dtype=dtype, rounded_to=INT8)
+    assert_product(multiply_converted(x, weight, scale, bias), x, weight, scale, bias)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [2, 32, 33, 64, 100, 256, 300])
+def test_integers_are_multiplied_as_they_are(num_rows):
+    x, weight, scale, bias = make_operands(num_rows, (1000, 4096), torch.bfloat16, rounded_to=INT8)
+    assert_product(scaled_linear(x, weight, scale, bias), x, weight, scale, bias)
 
 
 @pytest.mark.gpu
@@ -55,7 +81,7 @@ def test_many_rows_are_multiplied_as_they_are_quantised(num_rows, shape):
     # The matrix units keep about 14 bits of a sum.
     plain = dequantize_rows(weight, scale, torch.float32)
     expected = functional.linear(rounded, plain, bias.float())
-    error = fp8_linear(x, weight, scale, bias).float() - expected
+    error = scaled_linear(x, weight, scale, bias).float() - expected
     assert error.norm() < 2**-8 * expected.norm()
 
 
@@ -65,7 +91,7 @@ def fast_product(monkeypatch):
 
     def install(product):
         monkeypatch.setattr(torch, "_scaled_mm", product)
-        monkeypatch.setattr(fp8_linear_module, "can_multiply_scaled", lambda x, weight: True)
+        monkeypatch.setattr(module, "can_multiply_scaled", lambda x, weight: True)
 
     return install
 
@@ -83,7 +109,7 @@ def test_a_product_that_cublas_lacks_is_dequantised_and_said_once(
     fast_product(fail(RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling")))
     x, weight, scale, bias = make_operands(3)
     for _ in range(2):
-        assert_product(fp8_linear(x, weight, scale, bias), x, weight, scale, bias)
+        assert_product(scaled_linear(x, weight, scale, bias), x, weight, scale, bias)
     assert caplog.messages == [
         "cuBLAS has no 8-bit product of 3 rows with a weight of 48 x 64: it is dequantised"
     ]
@@ -92,7 +118,7 @@ def test_a_product_that_cublas_lacks_is_dequantised_and_said_once(
 def test_other_errors_of_the_product_are_raised(fast_product, rounding_interpreter):
     fast_product(fail(torch.OutOfMemoryError("CUDA out of memory")))
     with pytest.raises(torch.OutOfMemoryError):
-        fp8_linear(*make_operands(3))
+        scaled_linear(*make_operands(3))
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -112,6 +138,8 @@ def test_the_kernel_quantises_as_torch_does(shape, dtype, rounding_interpreter):
 QUANTISERS = [
     (quantize_rows, torch.nan),
     (quantize_rows, torch.inf),
+    (partial(quantize_rows, dtype=INT8), torch.nan),
+    (partial(quantize_rows, dtype=INT8), torch.inf),
     (quantize, torch.nan),
     pytest.param(quantize, -torch.inf, marks=pytest.mark.gpu),  # the interpreter warns
 ]
@@ -140,6 +168,9 @@ def test_elements_are_off_by_the_stated_bounds():
     error = (dequantize_rows(values, scale, torch.float32) - rows).abs()
     bound = torch.maximum(rows.abs() * 2**-4, scale[:, None] * 2**-10)
     assert (error <= bound * (1 + 1e-5)).all()
+    values, scale = quantize_rows(rows, INT8)
+    error = (dequantize_rows(values, scale, torch.float32) - rows).abs()
+    assert (error <= scale[:, None] / 2 * (1 + 1e-4)).all()
 
 
 def test_every_finite_value_is_dequantised_exactly():
