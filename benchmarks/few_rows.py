@@ -2,11 +2,13 @@
 
 Random weights; every row has a context of ``--context`` tokens; one graph of all layers and the
 head, the median of its replays. Prints one JSON line for plain kernels (cuBLAS, with norm,
-activation and sum beside it), one for the folded ones with the tiles that the rules choose, and one
-for each matrix: the tiles tried in its place, best first, and what the step took with each. The
-best of a matrix stays while the next one is tried.
+activation and sum beside it), one for the folded ones with the tiles that the rules choose, one for
+each matrix with nothing folded into its product alone, and one for each: the tiles tried in its
+place, best first, and what the step took with each. The best of a matrix stays while the next one
+is tried.
 
-usage: python benchmarks/few_rows.py [qwen3-0.6b qwen3-8b] [--rows 1 2 8 16 32] [--no-tiles]
+usage: python benchmarks/few_rows.py [qwen3-0.6b qwen3-8b] [--rows 1 2 8 16 32]
+           [--quantization fp8] [--no-tiles]
 """
 
 import argparse
@@ -14,19 +16,23 @@ import json
 import statistics
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from gemv import time_replay
 from torch import Tensor
 
 from octavo.attention.backend import AttentionInputs
 from octavo.attention.triton_backend import TritonBackend
 from octavo.models.causal_lm import CausalLM
 from octavo.models.config import ModelConfig
+from octavo.models.layers import matrix
 from octavo.models.layers.parallel import Shard
 from octavo.models.ops import few_rows, gemv, linear
+from octavo.models.ops.norm import Normed, Product
+from octavo.models.quantization import ONLINE
 from octavo.models.qwen3 import build_qwen3
 from octavo.models.rope import RopeConfig
 
@@ -41,11 +47,11 @@ STAGES = ((64, 64, 5), (64, 128, 3), (64, 128, 4), (64, 128, 6), (64, 256, 3), (
 MAX_SHARED_BYTES = 220_000
 PROGRAMS = (132, 264, 396, 528)
 """Numbers of programs to come close to with parts: whole multiples of an H200's 132."""
-Key = tuple[int, int]
-"""What a rule chooses by: features and inputs; with one row inputs, and 1 if it is gated."""
+Key = tuple[int, ...]
+"""The shape of a matrix: features and inputs."""
 
 
-def build(name: str) -> CausalLM:
+def build(name: str, quantization: str | None) -> CausalLM:
     """Build a network of this shape on the GPU, with random weights."""
     hidden, intermediate, num_layers, num_heads = SIZES[name]
     config = ModelConfig(
@@ -63,6 +69,7 @@ def build(name: str) -> CausalLM:
         tie_word_embeddings=True,
         sliding_windows=(None,) * num_layers,
         dtype="bfloat16",
+        quantization=ONLINE if quantization else None,
     )
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
@@ -71,8 +78,12 @@ def build(name: str) -> CausalLM:
     for parameter in model.parameters():
         if parameter.dim() == 1:
             parameter.data.normal_(1, 0.1)
-        else:
+        elif parameter.itemsize > 1:
             parameter.data.normal_(0, parameter.shape[1] ** -0.5)
+        else:  # of scales near 1, which makes large sums and no difference
+            for start in range(0, len(parameter), 8192):
+                rows = parameter.data[start : start + 8192]
+                rows.copy_(torch.randn(rows.shape, device="cuda"))
     return model
 
 
@@ -114,31 +125,36 @@ class Step:
         return 1000 * statistics.median(times[2:])
 
 
-def time_replay(graph: torch.cuda.CUDAGraph) -> float:
-    """Return the milliseconds of one replay."""
-    start, stop = torch.Event("cuda", enable_timing=True), torch.Event("cuda", enable_timing=True)
-    start.record()
-    graph.replay()
-    stop.record()
-    stop.synchronize()
-    return float(start.elapsed_time(stop))
-
-
 @contextmanager
 def plain_kernels() -> Iterator[None]:
     """Let nothing be folded and torch multiply, except with one row."""
-    layers = "octavo.models.layers.matrix"
 
     def find_gemv(x: Tensor, weight: Tensor) -> Callable[..., Any] | None:
         return gemv.gemv if len(x) == 1 else None
 
-    def silu_mul(*args: Any, **options: Any) -> Tensor:
-        return linear.gate(linear.linear(*args, **options))
+    with patch.object(linear, "find_kernel", find_gemv), unfolded(None):
+        yield
 
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(linear, "find_kernel", find_gemv))
-        stack.enter_context(patch(f"{layers}.linear_silu_mul", silu_mul))
-        stack.enter_context(patch(f"{layers}.linear_add_norm", lambda *_, **__: None))
+
+@contextmanager
+def unfolded(key: Key | None) -> Iterator[None]:
+    """Fold nothing into products with matrices of this shape; None is any."""
+    silu_mul, add_norm = linear.linear_silu_mul, linear.linear_add_norm
+
+    def plain_silu_mul(x: Any, weight: Tensor, *args: Any, **options: Any) -> Tensor:
+        if key in (None, tuple(weight.shape)):
+            return linear.gate(linear.linear(x, weight, *args, **options))
+        return silu_mul(x, weight, *args, **options)
+
+    def plain_add_norm(x: Any, weight: Tensor, *args: Any, **options: Any) -> Normed | None:
+        if key in (None, tuple(weight.shape)):
+            return None
+        return add_norm(x, weight, *args, **options)
+
+    with (
+        patch.object(matrix, "linear_silu_mul", plain_silu_mul),
+        patch.object(matrix, "linear_add_norm", plain_add_norm),
+    ):
         yield
 
 
@@ -151,20 +167,19 @@ class Tiles:
     @contextmanager
     def used(self) -> Iterator[None]:
         """Let the kernels take them."""
-        choose_few, choose_one = few_rows.choose_tile, gemv.choose_tile
+        one, few = gemv.gemv, few_rows.multiply_few_rows
 
-        def few(num_features: int, num_inputs: int) -> few_rows.Tile:
-            tile = self._tiles.get((num_features, num_inputs))
-            return few_rows.Tile(*tile) if tile else choose_few(num_features, num_inputs)
+        def multiply_one(x: Any, weight: Tensor, *args: Any, **options: Any) -> Product:
+            tile = self._tiles.get(tuple(weight.shape))
+            return one(x, weight, *args, **options, tile=gemv.Tile(*tile) if tile else None)
 
-        def one(num_inputs: int, itemsize: int, *, is_gated: bool = False) -> gemv.Tile:
-            if (tile := self._tiles.get((num_inputs, int(is_gated)))) is not None:
-                return gemv.Tile(*tile)
-            return choose_one(num_inputs, itemsize, is_gated=is_gated)
+        def multiply_few(x: Any, weight: Tensor, *args: Any, **options: Any) -> Product:
+            tile = self._tiles.get(tuple(weight.shape))
+            return few(x, weight, *args, **options, tile=few_rows.Tile(*tile) if tile else None)
 
         with (
-            patch.object(few_rows, "choose_tile", few),
-            patch.object(gemv, "choose_tile", one),
+            patch.object(linear, "gemv", multiply_one),
+            patch.object(linear, "multiply_few_rows", multiply_few),
         ):
             yield
 
@@ -179,20 +194,21 @@ class Tiles:
         return [[round(us, 1), *tile] for tile, us in ordered]
 
 
-def list_gemv_tiles(num_inputs: int) -> Iterator[tuple[int, ...]]:
-    """Yield tiles of a product with one row: few weights a thread, no masks."""
-    for num_warps in (1, 2, 4, 8, 16):
-        for rows in (1, 2):
-            for columns in (512, 1024, 2048, 4096):
-                if rows * columns // (32 * num_warps) in (8, 16, 32) and num_inputs % columns == 0:
-                    yield rows, columns, num_warps
+def list_gemv_tiles(num_inputs: int, *, is_gated: bool, is_wide: bool) -> list[tuple[int, ...]]:
+    """List tiles of a product with one row: few weights a thread, no masks."""
+    elements = (8, 16, 32) if is_wide else (32, 64, 128)
+    return [
+        (rows, columns, num_warps)
+        for num_warps in (1, 2, 4, 8)
+        for rows in (1, 2, 4, 8)[is_gated:]
+        for columns in (512, 1024, 2048, 4096)
+        if rows * columns // (32 * num_warps) in elements and num_inputs % columns == 0
+    ]
 
 
 def list_tiles(num_rows: int, key: Key) -> list[tuple[int, ...]]:
-    """List the tiles worth a measurement; they cut the inputs without a rest."""
+    """List the tiles of several rows worth a measurement; they cut the inputs without a rest."""
     num_features, num_inputs = key
-    if num_rows == 1:
-        return list(list_gemv_tiles(num_inputs))
     tiles: list[tuple[int, ...]] = []
     for features, columns, num_stages in STAGES:
         rows = next(size for size in few_rows.PADDED_ROWS if num_rows <= size)
@@ -208,9 +224,16 @@ def list_tiles(num_rows: int, key: Key) -> list[tuple[int, ...]]:
     return tiles
 
 
-def run(name: str, row_counts: Sequence[int], *, context: int, with_tiles: bool) -> None:
+def run(
+    name: str,
+    row_counts: Sequence[int],
+    *,
+    quantization: str | None,
+    context: int,
+    with_tiles: bool,
+) -> None:
     """Measure one model."""
-    model = build(name)
+    model = build(name, quantization)
     hidden, intermediate, _, num_heads = SIZES[name]
     keys = {
         "qkv": ((num_heads + 16) * 128, hidden),
@@ -220,15 +243,26 @@ def run(name: str, row_counts: Sequence[int], *, context: int, with_tiles: bool)
     }
     for num_rows in row_counts:
         step = Step(model, num_rows=num_rows, context=context)
-        line = {"benchmark": "few_rows", "commit": find_commit(), "model": name, "rows": num_rows}
+        line = {
+            "benchmark": "few_rows",
+            "commit": find_commit(),
+            "model": name,
+            "quantization": quantization,
+            "rows": num_rows,
+        }
         with plain_kernels():
             report(line, plain_us=round(step.time_us(), 1))
         report(line, folded_us=round(step.time_us(), 1))
+        for layer, key in list(keys.items())[1:]:
+            with unfolded(key):
+                report(line, layer=layer, unfolded_us=round(step.time_us(), 1))
         tiles = Tiles()
         for layer, key in keys.items() if with_tiles else ():
-            candidates = list_tiles(num_rows, key)
             if num_rows == 1:
-                key = key[1], int(layer == "gate_up")
+                is_gated = layer == "gate_up"
+                candidates = list_gemv_tiles(key[1], is_gated=is_gated, is_wide=not quantization)
+            else:
+                candidates = list_tiles(num_rows, key)
             with tiles.used():
                 times = tiles.tune(key, candidates, step)
             report(line, layer=layer, tiles=times)
@@ -251,10 +285,17 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=list(SIZES))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 8, 16, 32])
     parser.add_argument("--context", type=int, default=1100)
+    parser.add_argument("--quantization", choices=["fp8"])
     parser.add_argument("--no-tiles", action="store_true", help="do not try other tiles")
     arguments = parser.parse_args()
     for name in arguments.models:
-        run(name, arguments.rows, context=arguments.context, with_tiles=not arguments.no_tiles)
+        run(
+            name,
+            arguments.rows,
+            quantization=arguments.quantization,
+            context=arguments.context,
+            with_tiles=not arguments.no_tiles,
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Speed of linear layers with one row on one GPU, alone: one JSON line a shape and kernel.
+"""Speed of linear layers with a few rows on one GPU, alone: one JSON line a shape and kernel.
 
-Random data, the weight in bfloat16 or, with ``--fp8``, in 8-bit floats; a graph of products with so
-many weights that nothing is read twice from L2; the median of its replays divided by its products.
-The floor is the weight's bytes over the card's copy bandwidth.
+Random data, the weight in bfloat16 or in 8 bits; a graph of products with so many weights that
+nothing is read twice from L2; the median of its replays divided by its products. The floor is the
+weight's bytes over the card's copy bandwidth. ``--tiles`` tries other tiles of one row.
 
-usage: python benchmarks/gemv.py [qwen3-0.6b qwen3-8b] [--tiles] [--fp8]
+usage: python benchmarks/gemv.py [qwen3-0.6b qwen3-8b] [--layers lm_head] [--rows 1]
+           [--weights bfloat16 | fp8 | int8] [--tiles]
 """
 
 import argparse
@@ -13,14 +14,16 @@ import math
 import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.models.ops.fp8 import FP8
-from octavo.models.ops.fp8_linear import multiply_scaled
+from octavo.models.ops.eight_bits import FP8, INT8
 from octavo.models.ops.gemv import Tile, gemv
+from octavo.models.ops.linear import linear
+from octavo.models.ops.scaled_linear import multiply_scaled
 
 COPY_BYTES_PER_S = 4.3e12
 L2_BYTES = 60e6
@@ -41,6 +44,7 @@ SHAPES = {
         "lm_head": (151936, 4096),
     },
 }
+TYPES = {"bfloat16": torch.bfloat16, "fp8": FP8, "int8": INT8}
 ELEMENTS = (16, 32, 64)
 """Weights that a thread holds at a time: two to eight loads of 16 bytes."""
 
@@ -55,14 +59,16 @@ def list_tiles(num_inputs: int) -> Iterator[Tile]:
                     yield Tile(rows, columns, num_warps)
 
 
-def time_products(weights: Tensor, product: Callable[[Tensor, Tensor], object]) -> float:
+def time_products(
+    weights: Tensor, multiply: Callable[[Tensor, Tensor], object], *, num_rows: int
+) -> float:
     """Return the median time in microseconds of one of the products with all weights."""
-    x = torch.randn(1, weights.shape[2], dtype=torch.bfloat16, device=weights.device)
-    product(x, weights[0])
+    x = torch.randn(num_rows, weights.shape[2], dtype=torch.bfloat16, device=weights.device)
+    multiply(x, weights[0])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for weight in weights:
-            product(x, weight)
+            multiply(x, weight)
     times = [time_replay(graph) for _ in range(3 + NUM_REPLAYS)]
     return statistics.median(times[3:]) / len(weights) * 1000
 
@@ -78,38 +84,43 @@ def time_replay(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def run_shape(
-    shape: tuple[int, int], dtype: torch.dtype, *, with_tiles: bool
+    shape: tuple[int, int], dtype: torch.dtype, *, num_rows: int, with_tiles: bool
 ) -> Iterator[tuple[str, float]]:
-    """Yield the times of torch's product, of the kernel's, and of the kernel with other tiles."""
+    """Yield the times of torch's product, of ours, and of ours with other tiles."""
     count = math.ceil(4 * L2_BYTES / (dtype.itemsize * math.prod(shape)))
-    weights = torch.empty((count, *shape), dtype=torch.bfloat16, device="cuda").normal_().to(dtype)
+    weights = torch.empty((count, *shape), dtype=torch.bfloat16, device="cuda").normal_()
+    time_us = partial(time_products, num_rows=num_rows)
+    yield "torch, bfloat16", time_us(weights, functional.linear)
     scale = None
-    if dtype == FP8:
-        scale = torch.ones(shape[0], device="cuda")
-        yield "torch, 8-bit", time_products(weights, partial(multiply_scaled, scale=scale))
-    else:
-        yield "torch", time_products(weights, functional.linear)
-    yield "gemv", time_products(weights, partial(gemv, scale=scale))
+    if dtype != torch.bfloat16:
+        weights, scale = weights.to(dtype), torch.ones(shape[0], device="cuda")
+    if scale is not None and dtype == FP8:
+        yield "torch, 8-bit", time_us(weights, partial(multiply_scaled, scale=scale))
+    yield "octavo", time_us(weights, partial(linear, scale=scale))
     if with_tiles:
         for tile in list_tiles(shape[1]):
             name = f"gemv, {tile.rows} x {tile.columns}, {tile.num_warps} warps"
-            yield name, time_products(weights, partial(gemv, scale=scale, tile=tile))
+            yield name, time_us(weights, partial(gemv, scale=scale, tile=tile))
 
 
 def main() -> None:
     """Time the layers of the models named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=list(SHAPES))
-    parser.add_argument("--tiles", action="store_true", help="time other tiles, too")
-    parser.add_argument("--fp8", action="store_true", help="8-bit weights")
+    parser.add_argument("--layers", nargs="+", default=["qkv", "o", "gate_up", "down", "lm_head"])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1])
+    parser.add_argument("--weights", choices=TYPES, default="bfloat16")
+    parser.add_argument("--tiles", action="store_true", help="time other tiles of one row, too")
     arguments = parser.parse_args()
-    dtype = FP8 if arguments.fp8 else torch.bfloat16
-    for model in arguments.models:
-        for layer, shape in SHAPES[model].items():
-            floor_us = round(dtype.itemsize * math.prod(shape) / COPY_BYTES_PER_S * 1e6, 2)
-            for kernel, us in run_shape(shape, dtype, with_tiles=arguments.tiles):
-                line = {"model": model, "layer": layer, "kernel": kernel, "us": round(us, 2)}
-                print(json.dumps({**line, "floor_us": floor_us}), flush=True)
+    dtype = TYPES[arguments.weights]
+    for model, layer, num_rows in product(arguments.models, arguments.layers, arguments.rows):
+        shape = SHAPES[model][layer]
+        floor_us = round(dtype.itemsize * math.prod(shape) / COPY_BYTES_PER_S * 1e6, 2)
+        line = {"model": model, "layer": layer, "rows": num_rows, "weights": arguments.weights}
+        with_tiles = arguments.tiles and num_rows == 1
+        for kernel, us in run_shape(shape, dtype, num_rows=num_rows, with_tiles=with_tiles):
+            result = {"kernel": kernel, "us": round(us, 2), "floor_us": floor_us}
+            print(json.dumps(line | result), flush=True)
 
 
 if __name__ == "__main__":
