@@ -9,6 +9,7 @@ import contextlib
 import inspect
 import logging
 import os
+import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ NUM_THREADS = min(32, 2 * (os.cpu_count() or 1))
 """Kernels that compile at a time; a start has about 30."""
 
 JOB_TIMEOUT_S = 60
-"""No kernel takes so long: then it is compiled in this process."""
+"""No kernel takes so long: then all that are left are compiled in this process."""
 
 
 class StartCompiler:
@@ -158,6 +159,7 @@ class CompileServer:
             finally:
                 os._exit(0)  # whatever the other process does at its end is its own affair
         self._pid = pid
+        os.setpgid(pid, pid)  # its forks can be ended with it
         os.close(job_reader)
         os.close(result_writer)
         self._jobs = os.fdopen(job_writer, "w", encoding="utf-8")
@@ -181,13 +183,19 @@ class CompileServer:
                 return
         if not done.wait(JOB_TIMEOUT_S):
             logger.warning("a kernel compiles for more than %d s: %s", JOB_TIMEOUT_S, job)
+            self._kill()  # whoever waits for another one, or to be read, goes on, too
 
     def close(self) -> None:
-        """End the process."""
-        with contextlib.suppress(BrokenPipeError):  # it has ended already
+        """End the process, whatever it does."""
+        self._kill()
+        with contextlib.suppress(BrokenPipeError):  # of what could not be written before
             self._jobs.close()
         self._reader.join()
         os.waitpid(self._pid, 0)
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
+            os.killpg(self._pid, signal.SIGKILL)
 
     def _read(self) -> None:
         with self._results as results:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,6 +14,7 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime import _async_compile
 from triton.runtime.cache import triton_key
 
+from octavo.executor import compile_ahead
 from octavo.executor.compile_ahead import (
     CompileMode,
     CompileServer,
@@ -90,6 +92,32 @@ def test_nobody_waits_for_a_process_that_was_killed():
     os.kill(server._pid, signal.SIGKILL)
     server.compile(make_job())
     server.compile(make_job())
+    server.close()
+
+
+@pytest.mark.parametrize("num_jobs", [0, 1, 4])
+def test_nobody_waits_for_a_process_that_hangs(num_jobs, monkeypatch):
+    """Of four jobs two fit into the pipe that nobody reads."""
+    monkeypatch.setattr(compile_ahead, "serve", lambda *_: time.sleep(60))
+    monkeypatch.setattr(compile_ahead, "JOB_TIMEOUT_S", 0.05)
+    server = CompileServer()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(server.compile, ["x" * 30_000] * num_jobs))
+    server.close()
+
+
+def test_forks_end_with_their_process(monkeypatch):
+    """Else their end of the pipe is waited for."""
+
+    def serve(jobs, results):
+        os.read(jobs, 1)
+        if os.fork() > 0:
+            os.write(results, bytes(4))
+        time.sleep(60)
+
+    monkeypatch.setattr(compile_ahead, "serve", serve)
+    server = CompileServer()
+    server.compile("job")
     server.close()
 
 
