@@ -81,7 +81,7 @@ def _describe_cpu() -> str:
 
 def _read(path: Path) -> dict[str, Tensor] | None:
     """Return the tensors of a copy; None if there is none that is whole."""
-    if not path.exists():
+    if not os.path.exists(path):  # a path's own method fails where folders cannot be entered
         return None
     try:
         with safe_open(path, framework="pt") as file:

@@ -54,7 +54,7 @@ def round_network(
     Raises:
         ConfigError: this CPU lacks the instructions, or the network's shapes do not fit them.
     """
-    _check_cpu(name, [tuple(matrix.weight.shape) for _, matrix in _find_matrices(model)])
+    _check_cpu(name, model)
     if name == "int8":
         rotate_residual_stream(model)
     for path, matrix, form in _choose_forms(model, name):
@@ -67,7 +67,12 @@ def round_network(
 
 
 def restore_network(model: CausalLM, name: IntegerName, copy: Mapping[str, Tensor]) -> None:
-    """Make a network whose weights are not written yet what ``round_network`` made the copy of."""
+    """Make a network whose weights are not written yet what ``round_network`` made the copy of.
+
+    Raises:
+        ConfigError: this CPU lacks the instructions that the copy's had.
+    """
+    _check_cpu(name, model)
     if name == "int8":
         untie_head(model)
     for path, matrix, form in _choose_forms(model, name):
@@ -108,10 +113,11 @@ def is_stored_in_int4(source: ModelSource) -> bool:
     return all(tensor.type_id == Q4_1 for tensor in matrices)
 
 
-def _check_cpu(name: IntegerName, shapes: list[tuple[int, ...]]) -> None:
+def _check_cpu(name: IntegerName, model: CausalLM) -> None:
     if not can_round(name):
         needed = {"int4": "AVX512-BF16", "int8": "AVX512-VNNI"}[name]
         raise ConfigError(f"quantization is {name}, which needs a CPU with {needed}: leave it out")
+    shapes = [tuple(matrix.weight.shape) for _, matrix in _find_matrices(model)]
     if name == "int4" and (bad := [shape for shape in shapes if not int4_linear.fits(*shape)]):
         raise ConfigError(
             "quantization is int4, which needs outputs and inputs of matrices in multiples of"

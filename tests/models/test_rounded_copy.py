@@ -7,7 +7,8 @@ import gguf
 import pytest
 import torch
 
-from octavo.models import rounded_copy
+from octavo.errors import ConfigError
+from octavo.models import rounded_copy, rounding
 from octavo.models.config_files import load_config
 from octavo.models.rounded_copy import load_rounded
 from octavo.models.rounding import can_round
@@ -110,9 +111,19 @@ def test_a_copy_belongs_to_what_it_was_made_of(name, source, tells_rounding, mon
     assert len(tells_rounding) == len(copies(source)) == 3
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_copy_is_not_read_by_a_cpu_that_lacks_the_instructions(name, source, monkeypatch):
+    compute(source, name)
+    monkeypatch.setattr(rounding, "can_round", lambda name: False)
+    with pytest.raises(ConfigError, match="needs a CPU with AVX512"):
+        compute(source, name)
+
+
 @pytest.mark.parametrize("name", NAMES[:1])
-def test_a_cache_that_cannot_be_written_costs_only_time(name, source, caplog):
-    source.cache_dir.write_bytes(b"a file, no folder")
+@pytest.mark.parametrize("folder", ["file", "f" * 300])
+def test_a_cache_that_cannot_be_written_costs_only_time(name, folder, source, caplog):
+    source.cache_dir.with_name("file").write_bytes(b"no folder")
+    source = dataclasses.replace(source, cache_dir=source.cache_dir.with_name(folder))
     with caplog.at_level(logging.INFO):
         compute(source, name)
     assert "are not kept" in caplog.text
