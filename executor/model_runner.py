@@ -1,7 +1,7 @@
 """Runs one Step on the device: rows, copies, one forward pass, sampling, write-back."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -44,11 +44,11 @@ class ModelRunner:
         info: ExecutorInfo,
         threads: StepThreads | None = None,
         *,
-        measure_threads: Callable[[], StepThreads] | None = None,
+        measuring: Iterator[StepThreads | None] | None = None,
     ) -> None:
         self.info = info
         self._threads = threads or StepThreads(torch.get_num_threads(), 1)
-        self._measure_threads = measure_threads
+        self._measuring = measuring or iter(())
         self._has_computed = False
         self._model = model
         self._backend = backend
@@ -61,14 +61,17 @@ class ModelRunner:
         return lambda: result
 
     def prepare(self) -> bool:
-        """Measure how many threads gain once more, when the first requests have been served.
+        """Measure a little how many threads gain, once the first requests have been served.
 
         At the start a server's other process loads, too, and takes the core of a second thread.
         """
-        if self._measure_threads is not None and self._has_computed:
-            self._threads = self._measure_threads()
-            self._measure_threads = None
-            logger.info("threads: %s", self._threads)
+        if not self._has_computed:
+            return False
+        for threads in self._measuring:
+            if threads is None:
+                return True
+            self._threads = threads
+            logger.info("threads: %s", threads)
         return False
 
     def run(self, step: Step) -> StepResult:

@@ -5,7 +5,7 @@ processes want the cores, it costs most. Only a measurement on the machine itsel
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -40,21 +40,28 @@ class StepThreads:
             torch.set_num_threads(before)
 
 
-def measure_threads(run: Callable[[int], object]) -> StepThreads:
-    """Find from which number of rows on all of torch's threads beat one at ``run(num_rows)``."""
+def measure_threads(run: Callable[[int], object]) -> Iterator[StepThreads | None]:
+    """Find from which number of rows on all of torch's threads beat one at ``run(num_rows)``.
+
+    Yields None after each run, for requests may wait for the caller, and last what was found.
+    """
     num_threads = torch.get_num_threads()
-    if num_threads > 1:
-        for num_rows in MEASURED_ROWS:
-            alone_s, together_s = _time_in_turns(run, num_rows, (1, num_threads))
-            if alone_s > LEAST_GAIN * together_s:
-                return StepThreads(num_threads, num_rows)
-    return StepThreads(num_threads, MEASURED_ROWS[-1] + 1)
+    min_tokens = MEASURED_ROWS[-1] + 1
+    for num_rows in MEASURED_ROWS if num_threads > 1 else ():
+        alone_s, together_s = yield from _time_in_turns(run, num_rows, (1, num_threads))
+        if alone_s > LEAST_GAIN * together_s:
+            min_tokens = num_rows
+            break
+    yield StepThreads(num_threads, min_tokens)
 
 
 def _time_in_turns(
     run: Callable[[int], object], num_rows: int, counts: tuple[int, ...]
-) -> list[float]:
-    """Return the best time with each number of threads; in turns, for the machine may be shared."""
+) -> Generator[None, None, list[float]]:
+    """Return the best time with each number of threads; in turns, for the machine may be shared.
+
+    Yields after each run.
+    """
     best_s = [float("inf")] * len(counts)
     for repeat in range(1 + NUM_REPEATS):
         for index, count in enumerate(counts):
@@ -64,4 +71,5 @@ def _time_in_turns(
                 took_s = time.perf_counter() - started_s
             if repeat > 0:  # the first time memory is made and code compiled
                 best_s[index] = min(best_s[index], took_s)
+            yield
     return best_s

@@ -165,12 +165,11 @@ def _create_cpu_runner(parts: RunnerParts, demand: PoolDemand) -> ModelRunner:
     try:
         backend = parts.create_backend(num_blocks)
         network = FlatNetwork(parts.model)
-        measure = partial(measure_threads, partial(_compute_without_kv, network))
-        threads = measure()
+        compute = partial(_compute_without_kv, network)
+        *_, threads = measure_threads(compute)
         logger.info("threads: %s", threads)
-        return ModelRunner(
-            network, backend, parts.sized(num_blocks), threads, measure_threads=measure
-        )
+        measuring = measure_threads(compute)
+        return ModelRunner(network, backend, parts.sized(num_blocks), threads, measuring=measuring)
     except MemoryError as error:
         raise ConfigError(
             f"the state of {info.num_rows} requests of {info.max_model_len} tokens does not fit in"

@@ -46,14 +46,11 @@ def test_a_copied_block_serves_like_its_source(llama):
 
 def test_threads_are_measured_again_when_the_first_requests_are_served(llama):
     executor = make_executor(llama.folder)
-    measured = []
-    executor._runner._measure_threads = lambda: measured.append(None) or StepThreads(1, 7)
-    assert not executor.prepare()
-    assert not measured, "whatever loads beside the engine may not have come to its end"
+    executor._runner._measuring = iter([None, None, StepThreads(1, 7)])
+    assert not executor.prepare(), "whatever loads beside the engine may not have come to its end"
     tokens = generate(executor, [PROMPTS[0]], 2)
-    for _ in range(2):
-        assert not executor.prepare()
-    assert (len(measured), executor._runner._threads) == (1, StepThreads(1, 7))
+    assert [executor.prepare() for _ in range(4)] == [True, True, False, False]
+    assert executor._runner._threads == StepThreads(1, 7)
     assert generate(executor, [PROMPTS[0]], 2) == tokens
 
 

@@ -44,11 +44,19 @@ def test_the_second_thread_comes_where_it_gains(first, torch_threads, clock):
         gains = torch.get_num_threads() == 2 and first is not None and num_rows >= first
         clock[0] += 0.5 if gains else 1.0
 
-    found = measure_threads(run)
+    *_, found = measure_threads(run)
     assert found == StepThreads(2, first or MEASURED_ROWS[-1] + 1)
     assert torch.get_num_threads() == 2
 
 
 def test_one_thread_needs_no_measurement(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert measure_threads(None).num_threads == 1
+    (found,) = measure_threads(None)
+    assert found.num_threads == 1
+
+
+def test_a_measurement_can_be_interrupted_after_every_run(torch_threads):
+    runs = []
+    for measured, found in enumerate(measure_threads(runs.append), start=1):
+        assert torch.get_num_threads() == 2
+        assert len(runs) == measured or found
