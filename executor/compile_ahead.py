@@ -22,8 +22,8 @@ from triton import AsyncCompileMode, JITFunction
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.compiler.compiler import ASTSource
-from triton.runtime import driver
-from triton.runtime.cache import get_cache_key, get_cache_manager, triton_key
+from triton.runtime import cache, driver
+from triton.runtime.cache import get_cache_key, get_cache_manager
 
 from octavo.executor.compile_server import serve, write_job
 
@@ -45,7 +45,7 @@ class StartCompiler:
     def __init__(self) -> None:
         self._server = CompileServer()
         self._thread = ThreadPoolExecutor(1)
-        self._keys = self._thread.submit(_begin_keys)
+        self._keys = self._thread.submit(_begin_keys, self._server)
 
     def __enter__(self) -> "StartCompiler":
         return self
@@ -77,10 +77,14 @@ class StartCompiler:
             kernel.result()._init_handles()
 
 
-def _begin_keys() -> None:
-    """Let Triton remember its own key, its driver and the assembler's version: a second or two."""
-    triton_key()
+def _begin_keys(server: "CompileServer") -> None:
+    """Let Triton remember its driver, the assembler's version and its own key: a second or two.
+
+    To find the key here would take twice as long: threads that import hold Python's lock.
+    """
     make_backend(driver.active.get_current_target()).hash()
+    if (key := server.find_key()) is not None:
+        cache.triton_key = lambda: key
 
 
 class CompileMode(AsyncCompileMode):  # type: ignore[misc]  # Triton tells no types
@@ -166,6 +170,7 @@ class CompileServer:
         self._results = os.fdopen(result_reader, "rb")
         self._lock = threading.Lock()
         self._done: list[threading.Event] = []
+        self._key: Future[str | None] = Future()
         self._has_ended = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -185,6 +190,10 @@ class CompileServer:
             logger.warning("a kernel compiles for more than %d s: %s", JOB_TIMEOUT_S, job)
             self._kill()  # whoever waits for another one, or to be read, goes on, too
 
+    def find_key(self) -> str | None:
+        """Wait for Triton's own key, which the process finds; None if it has ended without."""
+        return self._key.result()
+
     def close(self) -> None:
         """End the process, whatever it does."""
         self._kill()
@@ -199,6 +208,9 @@ class CompileServer:
 
     def _read(self) -> None:
         with self._results as results:
+            length = int.from_bytes(results.read(4), "little")
+            key = results.read(length).decode()
+            self._key.set_result(key if key and len(key) == length else None)
             while number := results.read(4):
                 self._done[int.from_bytes(number, "little")].set()
         with self._lock:

@@ -50,10 +50,14 @@ def write_job(source: ASTSource, target: GPUTarget, options: Mapping[str, Any]) 
 
 
 def serve(jobs: int, results: int) -> None:
-    """Read jobs, a line each, from one pipe; write a job's number to the other when it is done."""
+    """Read jobs, a line each, from one pipe; write a job's number to the other when it is done.
+
+    What is written first is the length of Triton's own key, and the key.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its input
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a fork ended
-    triton_key()  # reads all of Triton, and is remembered: once, instead of in each fork
+    key = triton_key().encode()  # reads all of Triton, and is remembered: no fork does it again
+    os.write(results, len(key).to_bytes(4, "little") + key)
     with os.fdopen(jobs, encoding="utf-8") as lines:
         for number, line in enumerate(lines):
             if os.fork() == 0:

@@ -87,9 +87,14 @@ def server():
     server.close()
 
 
+def test_the_other_process_finds_tritons_key(server):
+    assert server.find_key() == triton_key()
+
+
 def test_nobody_waits_for_a_process_that_was_killed():
     server = CompileServer()
     os.kill(server._pid, signal.SIGKILL)
+    assert server.find_key() in (None, triton_key())
     server.compile(make_job())
     server.compile(make_job())
     server.close()
