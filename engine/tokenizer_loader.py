@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -46,8 +47,12 @@ def _load_folder(folder: Path) -> PreTrainedTokenizerBase:
 def _load_gguf(path: Path, cache_dir: Path) -> PreTrainedTokenizerBase:
     """Convert once: reading the vocabulary out of GGUF takes seconds, the saved form a fraction."""
     folder = cache_dir / "tokenizers" / _fingerprint(path)
-    if folder.exists():
-        return _load_converted(folder)
+    if os.path.exists(folder):  # a path's own method fails where folders cannot be entered
+        try:
+            return _load_converted(folder)
+        except Exception as error:  # plain ones for bad files
+            logger.warning("%s is damaged and will be made anew: %s", folder, error)
+            shutil.rmtree(folder, ignore_errors=True)
     tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
         str(path.parent), gguf_file=path.name, local_files_only=True
     )

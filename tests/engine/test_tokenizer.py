@@ -95,12 +95,30 @@ def test_tokenizer_made_from_gguf_is_kept_until_the_file_changes(monkeypatch, tm
     assert stand_in.num_conversions == 2
 
 
-def test_cache_that_cannot_be_written_costs_only_time(monkeypatch, tmp_path, caplog):
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff"])
+def test_a_kept_tokenizer_that_is_damaged_is_made_anew(
+    name, content, monkeypatch, tmp_path, caplog
+):
+    stand_in = StandIn(monkeypatch)
+    path, cache = tmp_path / "model.gguf", tmp_path / "cache"
+    path.write_bytes(b"one")
+    load_tokenizer(path, cache)
+    (file,) = cache.rglob(name)
+    file.write_bytes(content)
+    for _ in range(2):
+        assert load_tokenizer(path, cache).encode("the") == SPM.encode("the")
+    assert caplog.text.count("is damaged and will be made anew") == 1
+    assert stand_in.num_conversions == 2
+
+
+@pytest.mark.parametrize("cache", ["model.gguf", "c" * 300])
+def test_cache_that_cannot_be_written_costs_only_time(cache, monkeypatch, tmp_path, caplog):
     StandIn(monkeypatch)
     path = tmp_path / "model.gguf"
     path.write_bytes(b"one")
     with caplog.at_level(logging.INFO):
-        tokenizer = load_tokenizer(path, cache_dir=path)
+        tokenizer = load_tokenizer(path, cache_dir=tmp_path / cache)
     assert tokenizer.encode("the") == SPM.encode("the")
     assert "is not cached" in caplog.text
 
