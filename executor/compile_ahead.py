@@ -191,8 +191,13 @@ class CompileServer:
             self._kill()  # whoever waits for another one, or to be read, goes on, too
 
     def find_key(self) -> str | None:
-        """Wait for Triton's own key, which the process finds; None if it has ended without."""
-        return self._key.result()
+        """Wait for Triton's own key, which the process finds; None if it does not."""
+        try:
+            return self._key.result(JOB_TIMEOUT_S)
+        except TimeoutError:
+            logger.warning("Triton's key was not found in %d s", JOB_TIMEOUT_S)
+            self._kill()
+            return None
 
     def close(self) -> None:
         """End the process, whatever it does."""

@@ -108,6 +108,7 @@ def test_nobody_waits_for_a_process_that_hangs(num_jobs, monkeypatch):
     server = CompileServer()
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(server.compile, ["x" * 30_000] * num_jobs))
+    assert server.find_key() is None
     server.close()
 
 
@@ -117,7 +118,7 @@ def test_forks_end_with_their_process(monkeypatch):
     def serve(jobs, results):
         os.read(jobs, 1)
         if os.fork() > 0:
-            os.write(results, bytes(4))
+            os.write(results, bytes(8))  # no key, and the first job
         time.sleep(60)
 
     monkeypatch.setattr(compile_ahead, "serve", serve)
