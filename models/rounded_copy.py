@@ -88,7 +88,7 @@ def _read(path: Path) -> dict[str, Tensor] | None:
             sums = file.metadata() or {}
             # Clones, for the file may go away; what is checked is what was read.
             tensors = {key: file.get_tensor(key).clone() for key in sums}
-            is_whole = len(tensors) == len(file.keys())
+            is_whole = 0 < len(tensors) == len(file.keys())
         damaged = [key for key, tensor in tensors.items() if sums[key] != _checksum(tensor)]
     except (OSError, SafetensorError) as error:
         logger.warning("%s is damaged and will be made anew: %s", path, error)
