@@ -7,7 +7,7 @@ each matrix with nothing folded into its product alone, and one for each: the ti
 place, best first, and what the step took with each. The best of a matrix stays while the next one
 is tried.
 
-usage: python benchmarks/few_rows.py [qwen3-0.6b qwen3-8b] [--rows 1 2 8 16 32]
+usage: python benchmarks/few_rows.py [qwen3-0.6b qwen3-8b] [--rows 1 2 8 16 32 64]
            [--quantization fp8] [--no-tiles]
 """
 
@@ -30,7 +30,7 @@ from octavo.models.causal_lm import CausalLM
 from octavo.models.config import ModelConfig
 from octavo.models.layers import matrix
 from octavo.models.layers.parallel import Shard
-from octavo.models.ops import few_rows, gemv, linear
+from octavo.models.ops import few_rows, gemv, hopper_tiles, linear, linear_hopper
 from octavo.models.ops.norm import Normed, Product
 from octavo.models.quantization import ONLINE
 from octavo.models.qwen3 import build_qwen3
@@ -168,6 +168,7 @@ class Tiles:
     def used(self) -> Iterator[None]:
         """Let the kernels take them."""
         one, few = gemv.gemv, few_rows.multiply_few_rows
+        more = linear_hopper.multiply_on_hopper
 
         def multiply_one(x: Any, weight: Tensor, *args: Any, **options: Any) -> Product:
             tile = self._tiles.get(tuple(weight.shape))
@@ -177,9 +178,16 @@ class Tiles:
             tile = self._tiles.get(tuple(weight.shape))
             return few(x, weight, *args, **options, tile=few_rows.Tile(*tile) if tile else None)
 
+        def multiply_more(x: Any, weight: Tensor, *args: Any, **options: Any) -> Product:
+            tile = self._tiles.get(tuple(weight.shape))
+            return more(
+                x, weight, *args, **options, tile=hopper_tiles.Tile(*tile) if tile else None
+            )
+
         with (
             patch.object(linear, "gemv", multiply_one),
             patch.object(linear, "multiply_few_rows", multiply_few),
+            patch.object(linear, "multiply_on_hopper", multiply_more),
         ):
             yield
 
@@ -206,9 +214,22 @@ def list_gemv_tiles(num_inputs: int, *, is_gated: bool, is_wide: bool) -> list[t
     ]
 
 
+def list_hopper_tiles(num_features: int) -> Iterator[tuple[int, ...]]:
+    """Yield tiles of a product with more than 32 rows: between 48 programs and one a place."""
+    for num_consumers in (1, 2, 3):
+        for num_parts in (1, 2, 4, 8):
+            for num_neighbours in (1, 2) if num_consumers == 1 else (1,):
+                tile = hopper_tiles.Tile(num_consumers, num_parts, num_neighbours)
+                num_programs = tile.count_programs(num_features)
+                if num_programs >= 48 and (num_parts == 1 or num_programs <= PROGRAMS[0]):
+                    yield tuple(tile)
+
+
 def list_tiles(num_rows: int, key: Key) -> list[tuple[int, ...]]:
     """List the tiles of several rows worth a measurement; they cut the inputs without a rest."""
     num_features, num_inputs = key
+    if num_rows > few_rows.MAX_ROWS:
+        return list(list_hopper_tiles(num_features))
     tiles: list[tuple[int, ...]] = []
     for features, columns, num_stages in STAGES:
         rows = next(size for size in few_rows.PADDED_ROWS if num_rows <= size)
@@ -283,7 +304,7 @@ def main() -> None:
     """Measure the models named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=list(SIZES))
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 8, 16, 32])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 8, 16, 32, 64])
     parser.add_argument("--context", type=int, default=1100)
     parser.add_argument("--quantization", choices=["fp8"])
     parser.add_argument("--no-tiles", action="store_true", help="do not try other tiles")

@@ -35,10 +35,10 @@ from octavo.executor.step_program import (
     slice_batch,
 )
 from octavo.models.causal_lm import CausalLM
-from octavo.models.ops.few_rows import PADDED_ROWS
+from octavo.models.ops import few_rows, linear_hopper
 
 MIN_UPLOAD_WORDS = 2**20
-FEW_TOKENS = (*PADDED_ROWS, MAX_ROWS)
+FEW_TOKENS = (*few_rows.PADDED_ROWS, MAX_ROWS, linear_hopper.MAX_ROWS)
 """Numbers of tokens up to which products, or the launches of kernels, are others."""
 MOST_VARIED_ROWS = 4_096
 """Products of more rows hardly vary: of 68 kernels that torch loaded for the five matrices of

@@ -14,10 +14,12 @@ os.environ["TRITON_INTERPRET"] = "0"
 import json
 import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
 from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction, MockTensor
 
@@ -27,13 +29,12 @@ from octavo.models.config import ModelConfig
 from octavo.models.layers.parallel import Shard
 from octavo.models.qwen3 import build_qwen3
 from octavo.models.rope import RopeConfig
-from tests.machine_code import disassemble, find_early_accesses
+from tests.machine_code import FIRST_ARGUMENT, disassemble, find_early_accesses
 
 NUM_ROWS = (1, 8, 64)
 SETTLED = ("rotary_ptr", "positions_ptr", "slots_ptr", "shares_ptr")
 """What the first kernels of a step write, if any: there is one between at the least."""
-FIRST_ARGUMENT = 0x210
-"""Where the arguments of a kernel begin in constant bank 0 on Hopper."""
+DESCRIPTOR_BYTES = 128
 CONFIG = ModelConfig(
     architecture="Qwen3ForCausalLM",
     vocab_size=151_936,
@@ -85,6 +86,9 @@ def compile_decode_steps() -> list[Launch]:
     driver.set_active(FakeHopper())
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
     torch.cuda.get_device_name = lambda device=None: "NVIDIA H200"
+    torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(
+        multi_processor_count=132
+    )
     torch.Tensor.is_cuda = property(lambda tensor: True)
     with torch.device("meta"):
         torch.set_default_dtype(torch.bfloat16)
@@ -129,13 +133,26 @@ def find_activations(signature: dict[str, str], arguments: dict) -> dict[int, st
     for name, kind in signature.items():
         if kind == "constexpr":
             continue
-        size = 8 if kind.startswith("*") or kind.endswith("64") else 4
-        offset = -(-offset // size) * size
-        is_settled = name in SETTLED or isinstance(arguments[name], nn.Parameter)
-        if kind.startswith("*") and not is_settled:
+        argument = arguments[name]
+        if isinstance(argument, TensorDescriptor):
+            # Itself, then its sizes and strides once more.
+            rank, argument = len(argument.shape), argument.base
+            sizes = [DESCRIPTOR_BYTES, *[4] * rank, *[8] * rank]
+        else:
+            sizes = [8 if kind.startswith("*") or kind.endswith("64") else 4]
+        offset = align(offset, sizes[0])
+        is_settled = name in SETTLED or isinstance(argument, nn.Parameter)
+        if isinstance(argument, Tensor) and not is_settled:
             found[offset] = name
-        offset += size
+        for size in sizes:
+            offset = align(offset, size) + size
     return found
+
+
+def align(offset: int, size: int) -> int:
+    """Round up to what the argument is aligned to."""
+    alignment = min(size, 64)
+    return -(-offset // alignment) * alignment
 
 
 def main() -> None:

@@ -11,9 +11,17 @@ import triton
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 WAIT = "ACQBULK"
+NEW_PARTITION = "USETMAXREG"
+"""What the code of a partition of warps begins with, and some ends with."""
+FIRST_ARGUMENT = 0x210
+"""Where the arguments of a kernel begin in constant bank 0 on Hopper."""
+ADDRESS_OF_ARGUMENTS = 0x198
+"""Where their address lies in it: copies take the addresses of descriptors, which are arguments."""
+ANY_ARGUMENT = "address of arguments"
 LOADS = ("LD.", "LDG", "LDGSTS", "UBLKCP", "UTMALDG", "UBLKRED")
 STORES = ("ST.", "STG", "RED", "ATOM", "UTMASTG")
 REGISTER = re.compile(r"\b(UR|R|UP|P)(\d+)\b")
+NUMBER = re.compile(r", 0x([0-9a-f]+)")
 ARGUMENT = re.compile(r"c\[0x0\]\[0x([0-9a-f]+)\]")
 
 
@@ -31,27 +39,30 @@ def find_early_accesses(instructions: Sequence[str], pointers: Mapping[int, str]
     """Return what must not stand before the wait: loads through ``pointers``, and any store.
 
     ``pointers`` are names of arguments by their offset in constant bank 0. Every register carries
-    the arguments that it was computed from, in program order. A kernel that never waits is told.
+    the arguments that it was computed from, in program order. Every partition of warps has to wait
+    for itself. A kernel that never waits is told.
     """
     origins: defaultdict[str, set[str]] = defaultdict(set)
     found = []
+    num_waits, has_waited = 0, False
     for instruction in instructions:
         guard, opcode, operands = _split(instruction)
         if opcode == WAIT:
-            return found
+            num_waits, has_waited = num_waits + 1, True
+        elif opcode.startswith(NEW_PARTITION):
+            has_waited = False
         target, *sources = operands.split(",") if operands else [""]
-        if opcode.startswith(STORES):
+        if opcode.startswith(STORES) and not has_waited:
             found.append(instruction)
+        made = _trace(",".join(sources), origins, pointers)
         if opcode.startswith(LOADS):
             # The address comes second, for copies to shared memory and plain loads alike.
-            if loaded := _trace(",".join(sources), origins, pointers):
-                found.append(f"{instruction}    through {', '.join(sorted(loaded))}")
-            made: set[str] = set()
-        else:
-            made = _trace(",".join(sources), origins, pointers)
+            if made and not has_waited:
+                found.append(f"{instruction}    through {', '.join(sorted(made))}")
+            made = set()
         for register in _targets(target, opcode):
             origins[register] = made | (origins[register] if guard else set())
-    return [*found, f"no {WAIT}"]
+    return found if num_waits else [*found, f"no {WAIT}"]
 
 
 def _split(instruction: str) -> tuple[str, str, str]:
@@ -65,10 +76,13 @@ def _trace(operands: str, origins: Mapping[str, set[str]], pointers: Mapping[int
     made = set()
     for kind, number in REGISTER.findall(operands):
         made |= origins.get(kind + number, set())
-    for offset in ARGUMENT.findall(operands):
-        name = pointers.get(int(offset, 16) // 8 * 8)
-        made |= {name} if name else set()
-    return made
+    offsets = [int(offset, 16) for offset in ARGUMENT.findall(operands)]
+    if ADDRESS_OF_ARGUMENTS in offsets:
+        made.add(ANY_ARGUMENT)
+    elif ANY_ARGUMENT in made and (distance := NUMBER.search(operands)):
+        made.remove(ANY_ARGUMENT)
+        offsets.append(FIRST_ARGUMENT + int(distance[1], 16))
+    return made | {pointers[offset // 8 * 8] for offset in offsets if offset // 8 * 8 in pointers}
 
 
 def _targets(operand: str, opcode: str) -> list[str]:

@@ -56,6 +56,25 @@ def test_a_register_is_forgotten_when_it_is_written_anew_but_not_when_it_may_be(
     assert len(find_early_accesses([first, f"@P0 {anew}", load, wait], POINTERS)) == 1
 
 
+@pytest.mark.parametrize(("distance", "is_early"), [("0x30", False), ("0xf0", True)])
+def test_a_copy_is_known_by_the_address_of_its_descriptor(distance, is_early):
+    copy = [
+        "ULDC.64 UR6, c[0x0][0x198]",
+        f"UIADD3 UR12, UP0, UR6, {distance}, URZ",
+        "UIADD3.X UR13, URZ, UR7, URZ, UP0, !UPT",
+        "UTMALDG.2D [UR8], [UR12]",
+    ]
+    found = find_early_accesses([*copy, "ACQBULK", *copy], {0x300: "x"})
+    assert found == (["UTMALDG.2D [UR8], [UR12]    through x"] if is_early else [])
+
+
+def test_every_partition_of_warps_waits_for_itself():
+    load = EARLY_LOAD[:-2]
+    waits = [*load[:-1], "ACQBULK", load[-1]]
+    assert find_early_accesses([*waits, "USETMAXREG.DEALLOC 0x28", *waits], POINTERS) == []
+    assert len(find_early_accesses([*waits, "USETMAXREG.DEALLOC 0x28", *load], POINTERS)) == 1
+
+
 def test_a_kernel_that_never_waits_is_told():
     assert find_early_accesses(["EXIT"], POINTERS) == ["no ACQBULK"]
 
@@ -66,4 +85,5 @@ def test_no_kernel_of_a_decode_step_touches_its_inputs_too_early():
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     kernels = {json.loads(line)["kernel"] for line in done.stdout.splitlines()}
-    assert kernels >= {"_gemv_kernel", "_rms_norm_kernel", "_store_kv_kernel", "_decode_kernel"}
+    products = {"_gemv_kernel", "_few_rows_kernel", "_linear_kernel"}
+    assert kernels >= {*products, "_rms_norm_kernel", "_store_kv_kernel", "_decode_kernel"}

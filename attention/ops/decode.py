@@ -24,6 +24,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from octavo.attention.backend import AttentionLayer
 from octavo.attention.ops.decode_workspace import MAX_GROUP
@@ -49,6 +50,8 @@ NUM_STAGES = 3
 """Two tiles in flight; with three, fewer programs fit beside each other."""
 MAX_EARLY_ROWS = 1
 """With more, programs that wait keep registers from those that work: 20 to 70 us of a step."""
+MAX_ROWS_BEHIND = 128
+"""Up to so many rows the product behind starts early: where the programs of a fixed grid end."""
 MERGED_ELEMENTS = 4096
 """Floats of partial results that a merge reads at a time: 32 registers a thread."""
 
@@ -101,6 +104,7 @@ def decode(
         WINDOW=layer.sliding_window or 0,
         INPUT_PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         PDL=starts_early,
+        LETS_START=can_start_early(q, max_rows=MAX_ROWS_BEHIND),
         num_warps=NUM_WARPS,
         num_stages=NUM_STAGES,
         launch_pdl=starts_early,
@@ -145,11 +149,14 @@ def _decode_kernel(
     WINDOW: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
     PDL: tl.constexpr,
+    LETS_START: tl.constexpr,
 ):
     """Walk one share of each line."""
     # The plan is older than the kernel in front: reading it need not wait.
     row_share = _load_share(shares_ptr + tl.program_id(0) * SHARE_FIELDS)
     wait_for_inputs(PDL)
+    if LETS_START and not PDL:
+        gdc_launch_dependents()
     heads: tl.constexpr = (NUM_KV_HEADS, GROUP, HEAD_DIM, HEAD_PAD)
     tiling: tl.constexpr = (BLOCK_SIZE, TILE, INPUT_PRECISION, MERGED_ELEMENTS)
     io = (out_ptr, q_ptr, scale, readers_ptr)

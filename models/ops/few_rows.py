@@ -108,7 +108,7 @@ def multiply_few_rows(
         product.values,
         product.square_sums,
         partial,
-        _get_arrivals(values.device) if partial is not None else None,
+        get_arrivals(values.device) if partial is not None else None,
         eps,
         num_rows,
         num_outputs,
@@ -148,9 +148,17 @@ def is_tuned_for(device: torch.device) -> bool:
     return any(name in torch.cuda.get_device_name(device) for name in TUNED_FOR)
 
 
+def get_arrivals(device: torch.device) -> Tensor:
+    """Return counters that are zero between launches: whoever finishes a tile resets its own.
+
+    Launches of different streams may run at once, so each stream has its own.
+    """
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return _create_arrivals(device, stream)
+
+
 @cache
-def _get_arrivals(device: torch.device) -> Tensor:
-    """Return counters that are zero between launches: whoever finishes a tile resets its own."""
+def _create_arrivals(device: torch.device, stream: int) -> Tensor:
     return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
 
 

@@ -1,6 +1,6 @@
-"""Where a linear layer's product is computed: few rows on a GPU here, anything else by torch.
+"""Where a linear layer's product is computed: on a GPU up to 128 rows here, the rest by torch.
 
-With few rows a step is a chain of short kernels, so norm, activation and residual sum are folded
+With so few rows a step is a chain of short kernels, so norm, activation and residual sum are folded
 into the products beside them.
 
 On a CPU, oneDNN multiplies one to sixteen rows up to three times as fast when the weight lies in
@@ -16,6 +16,7 @@ from torch.nn import functional
 from octavo.models.ops.activation import silu_mul
 from octavo.models.ops.few_rows import MAX_ROWS, is_tuned_for, multiply_few_rows
 from octavo.models.ops.gemv import MAX_NORMED, gemv
+from octavo.models.ops.linear_hopper import can_multiply_on_hopper, multiply_on_hopper
 from octavo.models.ops.norm import Norm, Normed, Product
 from octavo.models.ops.scaled_linear import scaled_linear
 
@@ -93,6 +94,8 @@ def find_kernel(x: Tensor | Normed, weight: Tensor) -> Callable[..., Product] | 
     is_plain = values.dtype == weight.dtype == torch.bfloat16
     if 1 < len(values) <= MAX_ROWS and is_plain and is_tuned_for(values.device):
         return multiply_few_rows
+    if len(values) > MAX_ROWS and can_multiply_on_hopper(values, weight):
+        return multiply_on_hopper
     return None
 
 

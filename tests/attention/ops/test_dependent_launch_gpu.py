@@ -9,12 +9,12 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.attention.ops import decode, store_kv
-from octavo.models.ops import activation, few_rows, gemv, norm
+from octavo.models.ops import activation, few_rows, gemv, linear_hopper, norm
 from tests.checkpoints import tiny_config
 
 pytestmark = pytest.mark.gpu
 
-MODULES = (store_kv, decode, norm, activation, gemv, few_rows)
+MODULES = (store_kv, decode, norm, activation, gemv, few_rows, linear_hopper)
 QWEN3_0_6B = {
     "hidden_size": 1024,
     "intermediate_size": 3072,
@@ -44,8 +44,8 @@ def generate(folder, *, num_requests):
         load_format="dummy",
         dtype="bfloat16",
         skip_tokenizer_init=True,
-        num_gpu_blocks_override=128,
-        max_num_seqs=4,
+        num_gpu_blocks_override=2048,
+        max_num_seqs=64,
     )
     params = SamplingParams(
         temperature=1.0, seed=3, max_tokens=300, ignore_eos=True, detokenize=False
@@ -56,7 +56,7 @@ def generate(folder, *, num_requests):
     return [list(answer.outputs[0].token_ids) for answers in runs for answer in answers]
 
 
-@pytest.mark.parametrize("num_requests", [1, 3])
+@pytest.mark.parametrize("num_requests", [1, 3, 40])
 def test_starting_early_changes_no_token(num_requests, folder, monkeypatch):
     early = generate(folder, num_requests=num_requests)
     for module in MODULES:

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from octavo.models.ops import linear as linear_module
+from octavo.models.ops import linear_hopper
 from octavo.models.ops.few_rows import MAX_ROWS, is_tuned_for, multiply_few_rows
 from octavo.models.ops.gemv import MAX_NORMED, gemv
 from octavo.models.ops.linear import (
@@ -16,6 +17,7 @@ from octavo.models.ops.linear import (
     linear_add_norm,
     round_up,
 )
+from octavo.models.ops.linear_hopper import multiply_on_hopper
 from octavo.models.ops.norm import Norm
 
 
@@ -55,11 +57,19 @@ def test_other_numbers_of_rows_and_other_types_are_left_to_torch(gemv_calls, num
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("num_rows", "is_few"), [(2, True), (MAX_ROWS, True), (65, False)])
-def test_few_rows_take_a_kernel_where_its_tiles_were_chosen(num_rows, is_few):
+@pytest.mark.parametrize(
+    ("num_rows", "kernel"),
+    [
+        (2, multiply_few_rows),
+        (MAX_ROWS, multiply_few_rows),
+        (MAX_ROWS + 1, multiply_on_hopper),
+        (linear_hopper.MAX_ROWS, multiply_on_hopper),
+        (linear_hopper.MAX_ROWS + 1, None),
+    ],
+)
+def test_few_rows_take_a_kernel_where_its_tiles_were_chosen(num_rows, kernel):
     x, weight, _ = make_operands(num_rows, device="cuda", dtype=torch.bfloat16)
-    is_tuned = is_tuned_for(x.device)
-    assert find_kernel(x, weight) is (multiply_few_rows if is_few and is_tuned else None)
+    assert find_kernel(x, weight) is (kernel if is_tuned_for(x.device) else None)
     assert find_kernel(x, weight.to(torch.float8_e4m3fn)) is None
 
 
