@@ -1,4 +1,6 @@
-"""The product of a weight with 2 to 32 rows, by the matrix units, at the speed of reading weights.
+"""The product of a weight with several rows, by the matrix units, at the speed of reading weights.
+
+It is taken for 2 to 32 rows, and up to 256 where the weight is of integers.
 
 Features lie on the side of a matrix product that is 64 wide, rows on the one that may be narrow. A
 program takes one tile of features and one part of the inputs::
@@ -24,7 +26,7 @@ from octavo.attention.ops.dependent_launch import (
     prefetch_lines,
     wait_for_inputs,
 )
-from octavo.models.ops.norm import Norm, Normed, Product
+from octavo.models.ops.norm import Norm, Normed, Product, take_apart
 
 PADDED_ROWS = (16, 32, 64, 128, 256)
 """Numbers of rows that kernels are compiled for."""
@@ -69,11 +71,7 @@ def multiply_few_rows(
     stream that ``norm`` prepares for the next product. Given ``out``, it is not allocated. Without
     ``tile`` one is chosen for 16 bits.
     """
-    if isinstance(x, Normed):
-        values, square_sums, eps = x.values, x.square_sums, x.norm.eps
-        assert square_sums is not None, "sums of squares come with the rows"
-    else:
-        values, square_sums, eps = x, None, 0.0
+    values, square_sums, eps = take_apart(x)
     num_rows, num_inputs = values.shape
     num_features = len(weight)
     num_outputs = num_features // (1 + is_gated)

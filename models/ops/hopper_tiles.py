@@ -25,7 +25,7 @@ BYTES_A_US_OF_ONE = 45e3
 WAVE_US = 2.0
 """For the programs that start when others have ended, unless there is room beside these."""
 MEETING_US = 1.0
-"""For sums that go through memory, and for each of their parts."""
+"""For sums that go through memory, and for each of their parts: guessed, not measured."""
 PART_US = 0.25
 
 

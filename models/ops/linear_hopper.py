@@ -38,7 +38,7 @@ from octavo.models.ops.hopper_tiles import (
     Tile,
     choose_tile,
 )
-from octavo.models.ops.norm import Norm, Normed, Product
+from octavo.models.ops.norm import Norm, Normed, Product, take_apart
 
 PADDED_ROWS = (64, 128)
 """Numbers of rows that kernels are compiled for."""
@@ -80,11 +80,7 @@ def multiply_on_hopper(
     silu(gate) * up. ``residual`` is added at the end; the output is the stream that ``norm``
     prepares for the next product. ``tile`` is for measurements.
     """
-    if isinstance(x, Normed):
-        values, square_sums, eps = x.values, x.square_sums, x.norm.eps
-        assert square_sums is not None, "sums of squares come with the rows"
-    else:
-        values, square_sums, eps = x, None, 0.0
+    values, square_sums, eps = take_apart(x)
     num_rows, num_inputs = values.shape
     num_features = len(weight)
     num_outputs = num_features // (1 + is_gated)

@@ -39,6 +39,14 @@ class Normed:
         return rms_norm(self.stream, self.norm.weight, eps=self.norm.eps)
 
 
+def take_apart(x: Tensor | Normed) -> tuple[Tensor, Tensor | None, float]:
+    """Return rows and, of those that lack their factor, what it is found from: squares, epsilon."""
+    if not isinstance(x, Normed):
+        return x, None, 0.0
+    assert x.square_sums is not None, "sums of squares come with the rows"
+    return x.values, x.square_sums, x.norm.eps
+
+
 @dataclass(frozen=True, slots=True)
 class Product:
     """What a product with folded neighbours makes."""
