@@ -1,10 +1,13 @@
 """The last launch of sampling: one program a row turns what the splits found into a token id.
 
-The threshold of a filter is searched in a *source*, the lists of a row's splits or else the whole
-row: a tuple (row, ids_ptr, starts, offsets, ends, step, num_steps). A lane reads the places offset,
-offset + step, ... of a list that starts at ``start`` and has ``end`` entries; ids_ptr is None where
-a place is an id. *Row* is (logits_ptr, edited_ptr, is_edited, vocab_size, shift), *limits* are
-(top_k, top_p, maximum, scale).
+Where a row's bracket has an upper end, each id listed that beats the best of what is above is
+looked up in the whole row, mostly none.
+
+Else the threshold of the filter is searched for in a *source*, the lists of a row's splits or else
+the whole row: a tuple (row, ids_ptr, starts, offsets, ends, step, num_steps). A lane reads the
+places offset, offset + step, ... of a list that starts at ``start`` and has ``end`` entries;
+ids_ptr is None where a place is an id. *Row* is (logits_ptr, edited_ptr, is_edited, vocab_size,
+shift), *limits* are (top_k, top_p, maximum, scale).
 """
 
 import triton
@@ -20,15 +23,16 @@ from octavo.executor.ops.bracket import (
     TOTAL,
 )
 from octavo.executor.ops.logits import (
-    COUNT_ABOVE,
+    ABOVE_HIGH,
+    ABOVE_LOW,
     LENGTH,
     LOG2_E,
-    MASS_ABOVE,
     MAX_INT,
     MAX_SPLITS,
     PARTIAL_WORDS,
     SCORE,
     SCORE_ID,
+    from_sort_key,
     load_logits,
     sort_key,
     take_best,
@@ -39,6 +43,8 @@ from octavo.executor.ops.row_parameters import load_filter
 # Faults.
 NON_FINITE = tl.constexpr(1)
 EXHAUSTED = tl.constexpr(2)
+
+SLACK = tl.constexpr(2e-5)  # more than the rounding of the sums that ``scan`` makes in passing
 
 
 @triton.jit(do_not_specialize=["num_splits", "list_capacity", "history_length"])
@@ -63,6 +69,7 @@ def choose_kernel(
     KEY_SHIFT: tl.constexpr,
     SPLITS_PAD: tl.constexpr,
     TILE: tl.constexpr,
+    WIDE_TILE: tl.constexpr,
 ):
     """Write token and fault of each row, and append the token to the row's history."""
     index = tl.program_id(0).to(tl.int64)
@@ -78,7 +85,8 @@ def choose_kernel(
     if is_filtered & (best == best):
         brackets_ptr += index * BRACKET_WORDS
         low, high = tl.load(brackets_ptr + LOW), tl.load(brackets_ptr + HIGH)
-        if low < high:
+        has_threshold = (top_k > 0) | (top_p < 1.0)
+        if (low < high) | (has_threshold & (low == high)):
             if edited_ptr is None:
                 edited_row_ptr: tl.constexpr = None
             else:
@@ -112,27 +120,32 @@ def choose_kernel(
             wanted = top_k.to(tl.float32)
             if top_k == 0:
                 wanted = top_p * tl.load(brackets_ptr + TOTAL)
-            above = _merge_above(partials_ptr, num_splits, top_k > 0, SPLITS_PAD)
-            # Is the threshold in the bracket, and all of the bracket in the lists?
-            is_covered = (longest <= list_capacity) & (above < wanted)
-            if is_covered & (tl.load(brackets_ptr + IS_FLOOR) == 0.0):
-                low_key = sort_key(low) >> shift
-                is_covered = above + _measure(listed, low_key, top_k > 0, limits) >= wanted
-            if is_covered:
-                threshold = _find_threshold(listed, low, high, wanted - above, limits)
-                best, best_id = _draw_kept(listed, threshold, draw, best, best_id)
+            by_rank = top_k > 0
+            low_key = sort_key(low) >> shift
+            is_floor = tl.load(brackets_ptr + IS_FLOOR) != 0.0
+            # Is the threshold in the bracket, and all that matters in the lists?
+            is_settled = longest <= list_capacity
+            if high < float("inf"):
+                above_high = _merge_amounts(partials_ptr + ABOVE_HIGH, num_splits, SPLITS_PAD)
+                above_low = _merge_amounts(partials_ptr + ABOVE_LOW, num_splits, SPLITS_PAD)
+                is_settled &= above_high < wanted * (1.0 - SLACK)
+                is_settled &= is_floor | (above_low >= wanted * (1.0 + SLACK))
+                if is_settled:
+                    best, best_id = _settle(
+                        listed, low_key, wanted, draw, limits, best, best_id, WIDE_TILE
+                    )
+                    is_settled = best > -float("inf")  # else START was too high
             else:
+                if is_settled & ~is_floor:
+                    is_settled = _measure(listed, low_key, by_rank, limits) >= wanted
+                if is_settled:
+                    threshold = _find_threshold(listed, low, wanted, limits)
+                    best, best_id = _draw_kept(listed, threshold, draw, best, best_id)
+            if ~is_settled:
                 nothing = low - float("inf")
-                whole = (
-                    row_logits,
-                    None,
-                    lanes * 0,
-                    lanes,
-                    lanes * 0 + vocab_size,
-                    TILE,
-                    tl.cdiv(vocab_size, TILE),
-                )
-                threshold = _find_threshold(whole, nothing, -nothing, wanted, limits)
+                num_steps = tl.cdiv(vocab_size, TILE)
+                whole = (row_logits, None, 0, tl.arange(0, TILE), vocab_size, TILE, num_steps)
+                threshold = _find_threshold(whole, nothing, wanted, limits)
                 best, best_id = _draw_kept(whole, threshold, draw, nothing, best_id)
     is_fault = best - best != 0.0  # infinite or NaN
     token_id = tl.where(is_fault, 0, best_id)
@@ -157,27 +170,57 @@ def _merge_scores(partials_ptr, num_splits, SPLITS_PAD: tl.constexpr):
 
 
 @triton.jit
-def _merge_above(partials_ptr, num_splits, by_rank, SPLITS_PAD: tl.constexpr):
-    """Return how much lies above the bracket: a count, or else mass."""
+def _merge_amounts(amounts_ptr, num_splits, SPLITS_PAD: tl.constexpr):
+    """Return the sum of a word of all splits."""
     split = tl.arange(0, SPLITS_PAD)
-    record_ptr = partials_ptr + split * PARTIAL_WORDS
-    words_ptr = record_ptr.to(tl.pointer_type(tl.int32))
-    counts = tl.load(words_ptr + COUNT_ABOVE, mask=split < num_splits, other=0)
-    masses = tl.load(record_ptr + MASS_ABOVE, mask=split < num_splits, other=0.0)
-    return tl.where(by_rank, tl.sum(counts).to(tl.float32), tl.sum(masses))
+    return tl.sum(tl.load(amounts_ptr + split * PARTIAL_WORDS, mask=split < num_splits, other=0.0))
 
 
 @triton.jit
-def _find_threshold(source, low, high, wanted, limits):
-    """Return the key from which on the source is kept; it holds logits from ``low`` to ``high``."""
+def _settle(listed, key, wanted, draw, limits, best, best_id, WIDE_TILE: tl.constexpr):
+    """Return the better of ``best``, which is kept, and the best listed that is kept, and its id.
+
+    What is kept has less than ``wanted`` above it in the whole row. Few lists have any id that
+    would be better, so few rows are read again.
+    """
+    logits_ptr, edited_ptr, is_edited, vocab_size, shift = listed[0]
+    score = float("inf")
+    while score > best:
+        score, token_id = _draw_kept(listed, key, draw, best, best_id)
+        if score > best:
+            x = load_logits(logits_ptr, edited_ptr, is_edited, token_id, vocab_size)
+            if _measure_above(listed[0], x, limits, WIDE_TILE) < wanted:
+                best, best_id = score, token_id
+            key = (sort_key(x) >> shift) + 1  # if this one is not kept, none below is
+    return best, best_id
+
+
+@triton.jit
+def _measure_above(row_logits, value, limits, TILE: tl.constexpr):
+    """Return how many logits of the row are above ``value``, or, without top-k, their mass."""
+    logits_ptr, edited_ptr, is_edited, vocab_size, _ = row_logits
+    top_k, _, maximum, scale = limits
+    scale = tl.where(top_k > 0, 0.0, scale)
+    WIDTH: tl.constexpr = TILE // 8
+    amounts = tl.zeros([WIDTH], tl.float32)
+    for tile in range(tl.cdiv(vocab_size, TILE)):
+        first_ids = (tile * WIDTH + tl.arange(0, WIDTH)) * 8
+        ids = first_ids[:, None] + tl.arange(0, 8)[None, :]
+        x = load_logits(logits_ptr, edited_ptr, is_edited, ids, vocab_size)
+        weights = tl.exp2((x - maximum) * scale)
+        amounts += tl.sum(tl.where(x > value, weights, 0.0), axis=1)
+    return tl.sum(amounts)
+
+
+@triton.jit
+def _find_threshold(source, low, wanted, limits):
+    """Return the key from which on the source is kept; it holds the logits from ``low`` on."""
     top_k, top_p, maximum, scale = limits
     shift = source[0][4]
-    top = high
-    if high == float("inf"):
-        top = _find_maximum(source)
-        if top_k > 0:
-            # Top-k needs no pass for the row's maximum: the one in the bracket is the sample's.
-            maximum = top
+    top = _find_maximum(source)
+    if top_k > 0:
+        # Top-k needs no pass for the row's maximum: the one in the bracket is the sample's.
+        maximum = top
     limits = (top_k, top_p, maximum, scale)
     threshold = sort_key(low) >> shift
     end_key = (sort_key(top) >> shift) + 1
@@ -202,14 +245,17 @@ def _bisect(source, low_key, end_key, wanted, by_rank, limits):
 
 @triton.jit
 def _measure(source, key, by_rank, limits):
-    """Return how many of the source have keys from ``key`` on, or else their mass."""
-    _, _, maximum, scale = limits
-    shift = source[0][4]
+    """Return how many of the source have keys from ``key`` on, or else their mass.
+
+    No ``key`` asked for is as low as that of -inf.
+    """
+    maximum, scale = limits[2], limits[3]
+    lowest = from_sort_key(key << source[0][4])
     amounts = tl.zeros(source[3].shape, tl.float32)
     for number in range(source[6]):
-        ids, x = _load_step(source, number)
-        is_kept = (ids < MAX_INT) & ((sort_key(x) >> shift) >= key)
-        amounts += tl.where(is_kept, tl.where(by_rank, 1.0, tl.exp2((x - maximum) * scale)), 0.0)
+        _, x = _load_step(source, number)
+        weights = tl.where(by_rank, 1.0, tl.exp2((x - maximum) * scale))
+        amounts += tl.where(x >= lowest, weights, 0.0)
     return tl.sum(amounts)
 
 

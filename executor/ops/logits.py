@@ -18,8 +18,8 @@ MAX_SPLITS = tl.constexpr(256)
 PARTIAL_WORDS = tl.constexpr(5)
 SCORE = tl.constexpr(0)
 SCORE_ID = tl.constexpr(1)
-COUNT_ABOVE = tl.constexpr(2)
-MASS_ABOVE = tl.constexpr(3)
+ABOVE_LOW = tl.constexpr(2)  # how much lies above the bracket's ends: a count for top-k, else mass
+ABOVE_HIGH = tl.constexpr(3)
 LENGTH = tl.constexpr(4)
 
 
@@ -58,6 +58,12 @@ def sort_key(x):
     """Return int32 that orders as float32 does; -0.0 equals 0.0."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def from_sort_key(key):
+    """Return the float whose ``sort_key`` is ``key``."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from octavo.executor.ops.row_parameters import NUM_WORDS, SEED
 
-REACH = tl.constexpr(2.0 - 2.0**-22)
+REACH = tl.constexpr(0x3FFFFFFE)  # the bits of 2 - 2**-22
 LIFT_MARGIN = tl.constexpr(0.0144)  # 1 %
 LOWEST_NOISE = tl.constexpr(-3.2)  # -log(-log(2**-33)) is -3.13
 
@@ -71,15 +71,16 @@ def gumbel(words):
 
 
 @triton.jit
-def lift(words, power):
-    """Return numbers of at least REACH wherever noise may be above -ln(2) * ``power``.
+def lift(words, weights):
+    """Return int32 of at least REACH wherever noise may be above -log(``weights``) or that is NaN.
 
     noise > -d needs u + exp(d) > 1: no logarithm. The upper 23 bits of a word are the mantissa of
-    1 + u, rounded down by less than 2**-23, and REACH is a little below 2. Whoever computes
-    ``power`` adds LIFT_MARGIN, so that its rounding too errs on the side of "may be".
+    1 + u, rounded down by less than 2**-23, and REACH is a little below 2. Whoever computes weights
+    adds LIFT_MARGIN to their power of two, so that its rounding too errs on the side of "may be".
+    Bits of positive floats have their order, and an integer's maximum takes a warp one instruction.
     """
     rounded = ((words >> 9) | 0x3F800000).to(tl.float32, bitcast=True)
-    return rounded + tl.exp2(power)
+    return (rounded + weights).to(tl.int32, bitcast=True)
 
 
 @triton.jit

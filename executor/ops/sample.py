@@ -11,14 +11,19 @@ kept: top-k may keep more than k tokens. Of equal scores the lowest id wins.
 3. scan       (rows x splits)  one pass over every row:
 
        likely |-- at or above high --|----- bracket -----|-- below low --| unlikely
-                 noise and argmax       into the list        dropped
+                 noise and argmax     noise; into the list     dropped
+                                      if it may win
 
-4. choose     (rows)           exact threshold inside the list, by bisection; noise and argmax
-                               of what it keeps; the best of all splits is written
+4. choose     (rows)           the best of all splits; any in the list that beats it is kept if the
+                               row has little enough above it
 
-A row without filter is all above high. When ``choose`` finds that the guess was wrong (the
-threshold is not in the bracket, or the list was too short) it takes the whole row for the list:
-slower, the same result. What a row gets depends on nothing but the row.
+A row without filter is all above high. Where the bracket holds few logits, as in a language model's
+usual rows, it has no upper end: ``scan`` lists all of it without noise, and ``choose`` finds the
+exact threshold in the list by bisection, adds the noise and takes the argmax of what is kept.
+
+When ``choose`` finds that the guess was wrong (the threshold is not in the bracket, or the list was
+too short) it takes the whole row for the list: slower, the same result. What a row gets depends on
+nothing but the row.
 """
 
 from dataclasses import dataclass
@@ -40,6 +45,10 @@ LIST_CAPACITY = 16_384
 SUMMARY_TILE, SUMMARY_WARPS = 2048, 4
 SCAN_TILE, SCAN_WARPS = 256, 1
 CHOICE_TILE, CHOICE_WARPS = 1024, 8
+WIDE_TILE = 8192
+"""Logits that ``choose`` reads at once to measure how much of a row is above one."""
+SCAN_REGISTERS = 64
+"""With as many 32 programs fit an SM, so NUM_PROGRAMS run at once."""
 NUM_PROGRAMS, NUM_SUMMARY_PROGRAMS = 4096, 1024
 VARIED_BATCHES = (1, 64, 256)
 """Batch sizes that need different variants of the kernels; any other shares one of these."""
@@ -145,6 +154,7 @@ def sample(
         NEIGHBOURS=16 // logits.element_size(),
         TILE=SCAN_TILE,
         num_warps=SCAN_WARPS,
+        maxnreg=SCAN_REGISTERS,
     )
     choose_kernel[(size,)](
         logits,
@@ -166,6 +176,7 @@ def sample(
         KEY_SHIFT=KEY_SHIFTS[logits.dtype],
         SPLITS_PAD=_pad_splits(num_splits),
         TILE=CHOICE_TILE,
+        WIDE_TILE=WIDE_TILE,
         num_warps=CHOICE_WARPS,
     )
     return workspace.token_ids[:size], workspace.faults[:size]

@@ -1,15 +1,21 @@
-"""The launch of sampling that reads whole rows: each split leaves its best score and its list."""
+"""The launch of sampling that reads whole rows: each split leaves its best score, and a short list.
+
+A row without filter, or with min-p alone, needs nothing more. Of one whose bracket has an upper end
+a split also sums up what lies above each end, and lists the ids inside that might still win: few,
+as they would have to beat all that are surely kept. Of any other it lists all ids from the
+bracket's lower end on; noise is for ``choose`` to add.
+"""
 
 import triton
 import triton.language as tl
 
-from octavo.executor.ops.bracket import BRACKET_WORDS, HIGH, KEEP_FROM, LOW, MAXIMUM
+from octavo.executor.ops.bracket import BRACKET_WORDS, HIGH, LOW, MAXIMUM, START
 from octavo.executor.ops.logits import (
-    COUNT_ABOVE,
+    ABOVE_HIGH,
+    ABOVE_LOW,
     LENGTH,
     LOG2_E,
     LOWEST,
-    MASS_ABOVE,
     MAX_SPLITS,
     PARTIAL_WORDS,
     SCORE,
@@ -20,7 +26,6 @@ from octavo.executor.ops.logits import (
 )
 from octavo.executor.ops.noise import (
     LIFT_MARGIN,
-    LOWEST_NOISE,
     REACH,
     draw_words,
     gumbel,
@@ -48,13 +53,13 @@ def scan_kernel(
     NEIGHBOURS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Write the best score of each split, and list the logits inside the bracket."""
+    """Write the best score of each split, what it has above the bracket, and its list."""
     index = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     row = tl.load(rows_ptr + index).to(tl.int64)
     if row < 0:
         return
-    temperature, _, _, _, is_filtered, is_edited = load_filter(parameters_ptr, row, vocab_size)
+    temperature, top_k, _, _, is_filtered, is_edited = load_filter(parameters_ptr, row, vocab_size)
     if edited_ptr is None:
         edited_row_ptr: tl.constexpr = None
     else:
@@ -65,24 +70,29 @@ def scan_kernel(
         best, best_id = _scan_maximum(source, 2 * TILE)
     else:
         best, best_id = -float("inf"), 0
-        drawn_from = -float("inf")
+        draw = (
+            load_seed(parameters_ptr, row),
+            tl.load(positions_ptr + index),
+            1.0 / temperature,
+        )
         if is_filtered:
             bracket_ptr = brackets_ptr + index * BRACKET_WORDS
             low, high = tl.load(bracket_ptr + LOW), tl.load(bracket_ptr + HIGH)
-            drawn_from = tl.maximum(high, tl.load(bracket_ptr + KEEP_FROM))
-            if low < high:
-                scale = LOG2_E / temperature
-                bracket = (low, high, tl.load(bracket_ptr + MAXIMUM), scale)
-                start = (index * tl.num_programs(1) + split) * list_capacity
-                target = (list_ids_ptr + start, list_capacity, partial_ptr)
-                best = _collect(source, bracket, target, NEIGHBOURS, TILE)
-        if drawn_from < float("inf"):
-            draw = (
-                load_seed(parameters_ptr, row),
-                tl.load(positions_ptr + index),
-                1.0 / temperature,
-            )
-            best, best_id = _scan_scores(source, drawn_from, draw, TILE)
+            start = (index * tl.num_programs(1) + split) * list_capacity
+            target = (list_ids_ptr + start, list_capacity, partial_ptr)
+            if high < float("inf"):
+                bracket = (
+                    low,
+                    high,
+                    tl.load(bracket_ptr + START),
+                    tl.load(bracket_ptr + MAXIMUM),
+                    top_k > 0,
+                )
+                best, best_id = _scan_bracket(source, bracket, draw, target, TILE)
+            else:
+                best = _collect(source, low, target, NEIGHBOURS, TILE)
+        else:
+            best, best_id = _scan_scores(source, draw, TILE)
     tl.store(partial_ptr + SCORE, best)
     tl.store(partial_ptr.to(tl.pointer_type(tl.int32)) + SCORE_ID, best_id)
 
@@ -102,18 +112,15 @@ def _scan_maximum(source, TILE: tl.constexpr):
 
 
 @triton.jit
-def _scan_scores(source, drawn_from, draw, TILE: tl.constexpr):
-    """Return the best logit / temperature + noise of the logits from ``drawn_from`` on, and its id.
+def _scan_scores(source, draw, TILE: tl.constexpr):
+    """Return the best logit / temperature + noise of the split, and its id.
 
     The noise's two logarithms are taken only where a word may beat the best so far: for a few words
     of about one tile in each doubling of the tiles seen.
     """
     logits_ptr, edited_ptr, is_edited, vocab_size = source
     seed, position, inverse_temperature = draw
-    # One logit from ``drawn_from`` on is kept, in this split or another: no score below counts.
-    best = tl.maximum(drawn_from * inverse_temperature + LOWEST_NOISE, LOWEST)
-    best_id = -1
-    sums = tl.zeros([TILE // 4], tl.float32)  # NaN where a logit is
+    best, best_id = LOWEST, -1
     member = tl.arange(0, 4)[None, :]
     for tile in range(tl.program_id(1), tl.cdiv(vocab_size, TILE), tl.num_programs(1)):
         groups = tile * (TILE // 4) + tl.arange(0, TILE // 4)
@@ -121,67 +128,126 @@ def _scan_scores(source, drawn_from, draw, TILE: tl.constexpr):
         w0, w1, w2, w3 = draw_words(seed, position, groups)
         words = interleave(w0, w1, w2, w3)
         power = x * (inverse_temperature * LOG2_E) - (best * LOG2_E - LIFT_MARGIN)
-        lifted = lift(words, power)
-        sums += tl.sum(lifted, axis=1)
+        lifted = lift(words, tl.exp2(power))
         if tl.max(lifted) >= REACH:
-            scores = tl.where(x < drawn_from, -float("inf"), x * inverse_temperature)
             marks = tl.sum((lifted >= REACH).to(tl.int32) << member, axis=1)
-            num_marked = 1
-            while num_marked > 0:
-                place = find_lowest(marks)
-                is_here = member == place[:, None]
-                word = tl.sum(tl.where(is_here, words, 0), axis=1)
-                score = tl.sum(tl.where(is_here, scores, 0.0), axis=1) + gumbel(word)
-                score = tl.where(marks > 0, score, -float("inf"))
-                best, best_id = take_best(score, groups * 4 + place, best, best_id)
-                marks = marks & (marks - 1)
-                num_marked = tl.max(marks)
-    best = tl.where(best_id < 0, -float("inf"), best)
-    faults = tl.maximum(sums, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    has_nan = tl.max((faults != faults).to(tl.int32)) > 0
-    return tl.where(has_nan, float("nan"), best), best_id
+            scores = x * inverse_temperature
+            best, best_id = _take_marked(marks, groups, words, scores, best, best_id)
+    return tl.where(best == LOWEST, -float("inf"), best), best_id
 
 
 @triton.jit
-def _collect(source, bracket, target, NEIGHBOURS: tl.constexpr, TILE: tl.constexpr):
-    """List the ids inside the bracket; write how many, and count and mass of the logits above.
+def _scan_bracket(source, bracket, draw, target, TILE: tl.constexpr):
+    """Return the best logit / temperature + noise of the logits from ``high`` on, and its id.
 
-    Return NaN if a logit is NaN or inf, else -inf. NEIGHBOURS, 16 bytes, are one thread's: it marks
-    those inside as bits; as long as any has a bit left, every thread that has lists one id.
+    List the ids from ``low`` to ``high`` whose score may be better; write how much lies above each
+    of the two. Scores up to ``start`` are passed over.
     """
     logits_ptr, edited_ptr, is_edited, vocab_size = source
-    low, high, maximum, scale = bracket
-    ids_ptr, capacity, partial_ptr = target
+    low, high, start, maximum, by_rank = bracket
+    seed, position, inverse_temperature = draw
+    _, _, partial_ptr = target
+    scale = inverse_temperature * LOG2_E
+    best, best_id = start, -1
+    length = 0
+    above_low = tl.zeros([TILE // 4], tl.float32)  # a count, or mass in units of the best's
+    above_high = tl.zeros([TILE // 4], tl.float32)
+    member = tl.arange(0, 4)[None, :]
+    for tile in range(tl.program_id(1), tl.cdiv(vocab_size, TILE), tl.num_programs(1)):
+        groups = tile * (TILE // 4) + tl.arange(0, TILE // 4)
+        x = load_logits(logits_ptr, edited_ptr, is_edited, groups[:, None] * 4 + member, vocab_size)
+        w0, w1, w2, w3 = draw_words(seed, position, groups)
+        words = interleave(w0, w1, w2, w3)
+        power = x * scale - (best * LOG2_E - LIFT_MARGIN)
+        weights = tl.where(x < low, 0.0, tl.exp2(power))
+        lifted = lift(words, weights)
+        amounts = tl.where(by_rank, tl.where(x < low, 0.0, 1.0), weights)
+        above_low += tl.sum(amounts, axis=1)
+        above_high += tl.sum(tl.where(x >= high, amounts, 0.0), axis=1)
+        if tl.max(lifted) >= REACH:
+            last = best
+            marks = tl.sum(((lifted >= REACH) & ~(x < high)).to(tl.int32) << member, axis=1)
+            scores = x * inverse_temperature
+            best, best_id = _take_marked(marks, groups, words, scores, best, best_id)
+            shrunk = tl.where(by_rank, 1.0, tl.exp2((last - best) * LOG2_E))
+            above_low *= shrunk
+            above_high *= shrunk
+            if low < high:
+                weights = tl.exp2(x * scale - (best * LOG2_E - LIFT_MARGIN))
+                is_open = (lift(words, weights) >= REACH) & (x >= low) & (x < high)
+                marks = tl.sum(is_open.to(tl.int32) << member, axis=1)
+                length = _append(marks, groups * 4, target, length)
+    unit = tl.exp2((best - maximum * inverse_temperature) * LOG2_E - LIFT_MARGIN)
+    unit = tl.where(by_rank, 1.0, unit)
+    tl.store(partial_ptr + ABOVE_LOW, tl.sum(above_low) * unit)
+    tl.store(partial_ptr + ABOVE_HIGH, tl.sum(above_high) * unit)
+    tl.store(partial_ptr.to(tl.pointer_type(tl.int32)) + LENGTH, length)
+    return tl.where(best == start, -float("inf"), best), best_id
+
+
+@triton.jit
+def _take_marked(marks, groups, words, scores, best, best_id):
+    """Return the better of ``best`` and the best marked score with noise, and its id.
+
+    Bit j of marks[i] stands for token 4 * groups[i] + j.
+    """
+    member = tl.arange(0, 4)[None, :]
+    num_marked = tl.max(marks)
+    while num_marked > 0:
+        place = find_lowest(marks)
+        is_here = member == place[:, None]
+        word = tl.sum(tl.where(is_here, words, 0), axis=1)
+        score = tl.sum(tl.where(is_here, scores, 0.0), axis=1) + gumbel(word)
+        score = tl.where(marks > 0, score, -float("inf"))
+        best, best_id = take_best(score, groups * 4 + place, best, best_id)
+        marks = marks & (marks - 1)
+        num_marked = tl.max(marks)
+    return best, best_id
+
+
+@triton.jit
+def _collect(source, low, target, NEIGHBOURS: tl.constexpr, TILE: tl.constexpr):
+    """List the ids of logits from ``low`` on; return NaN if a logit is NaN or inf, else -inf.
+
+    NEIGHBOURS, 16 bytes, are one thread's.
+    """
+    logits_ptr, edited_ptr, is_edited, vocab_size = source
+    _, _, partial_ptr = target
     WIDTH: tl.constexpr = TILE // NEIGHBOURS
     length = 0
     sums = tl.zeros([WIDTH], tl.float32)
-    counts = tl.zeros([WIDTH], tl.int32)
-    masses = tl.zeros([WIDTH], tl.float32)
     member = tl.arange(0, NEIGHBOURS)[None, :]
-    for tile in range(tl.program_id(1), tl.cdiv(vocab_size, TILE), tl.num_programs(1)):
-        first_ids = (tile * WIDTH + tl.arange(0, WIDTH)) * NEIGHBOURS
-        ids = first_ids[:, None] + member
-        x = load_logits(logits_ptr, edited_ptr, is_edited, ids, vocab_size)
+    first_ids = (tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)) * NEIGHBOURS
+    stride = tl.num_programs(1) * TILE
+    x = load_logits(logits_ptr, edited_ptr, is_edited, first_ids[:, None] + member, vocab_size)
+    for _ in range(tl.program_id(1), tl.cdiv(vocab_size, TILE), tl.num_programs(1)):
+        next_ids = (first_ids + stride)[:, None] + member
+        following = load_logits(logits_ptr, edited_ptr, is_edited, next_ids, vocab_size)
         sums += tl.sum(x, axis=1)
-        marks = tl.sum(((x >= low) & (x < high)).to(tl.int32) << member, axis=1)
-        num_marked = tl.sum((marks > 0).to(tl.int32))
-        while num_marked > 0:
-            places = length + tl.cumsum((marks > 0).to(tl.int32)) - 1
-            fits = (marks > 0) & (places < capacity)
-            tl.store(ids_ptr + places, first_ids + find_lowest(marks), mask=fits)
-            length += num_marked
-            marks = marks & (marks - 1)
-            num_marked = tl.sum((marks > 0).to(tl.int32))
-        if high < float("inf"):
-            is_above = x >= high
-            counts += tl.sum(is_above.to(tl.int32), axis=1)
-            weights = tl.where(is_above, tl.exp2((x - maximum) * scale), 0.0)
-            masses += tl.sum(weights, axis=1)
-    words_ptr = partial_ptr.to(tl.pointer_type(tl.int32))
-    tl.store(words_ptr + LENGTH, length)
-    tl.store(words_ptr + COUNT_ABOVE, tl.sum(counts))
-    tl.store(partial_ptr + MASS_ABOVE, tl.sum(masses))
+        marks = tl.sum((x >= low).to(tl.int32) << member, axis=1)
+        length = _append(marks, first_ids, target, length)
+        first_ids += stride
+        x = following
+    tl.store(partial_ptr.to(tl.pointer_type(tl.int32)) + LENGTH, length)
     # Masked logits make a sum -inf, which is no fault.
     faults = tl.maximum(sums, 0.0, propagate_nan=tl.PropagateNan.ALL)
     is_fault = tl.max((faults - faults != 0.0).to(tl.int32)) > 0
     return tl.where(is_fault, float("nan"), -float("inf"))
+
+
+@triton.jit
+def _append(marks, first_ids, target, length):
+    """Append first_ids[i] + j for each bit j of marks[i]; return the list's length.
+
+    As long as any thread has a bit left, every thread that has lists one id.
+    """
+    ids_ptr, capacity, _ = target
+    num_marked = tl.sum((marks > 0).to(tl.int32))
+    while num_marked > 0:
+        places = length + tl.cumsum((marks > 0).to(tl.int32)) - 1
+        fits = (marks > 0) & (places < capacity)
+        tl.store(ids_ptr + places, first_ids + find_lowest(marks), mask=fits)
+        length += num_marked
+        marks = marks & (marks - 1)
+        num_marked = tl.sum((marks > 0).to(tl.int32))
+    return length

@@ -100,6 +100,7 @@ def use_small_programs(monkeypatch, *, num_programs=8, tile=512):
     monkeypatch.setattr(sample_module, "SUMMARY_TILE", tile)
     monkeypatch.setattr(sample_module, "SCAN_TILE", tile)
     monkeypatch.setattr(sample_module, "CHOICE_TILE", tile)
+    monkeypatch.setattr(sample_module, "WIDE_TILE", 2 * tile)
     monkeypatch.setattr(edit_module, "TILE", tile)
     monkeypatch.setattr(edit_module, "NUM_SPLITS", 2)
 

@@ -41,7 +41,7 @@ def _noise_kernel(words_ptr, noise_ptr, missed_ptr, SIZE: tl.constexpr):
     tl.store(noise_ptr + lane, noise)
     tl.store(
         missed_ptr + lane,
-        (lift(words, noise * -1.4426950408889634 + LIFT_MARGIN) < REACH).to(tl.int32),
+        (lift(words, tl.exp2(noise * -1.4426950408889634 + LIFT_MARGIN)) < REACH).to(tl.int32),
     )
 
 
@@ -49,7 +49,9 @@ def _noise_kernel(words_ptr, noise_ptr, missed_ptr, SIZE: tl.constexpr):
 def _count_kernel(words_ptr, out_ptr, distance, SIZE: tl.constexpr):
     words = tl.load(words_ptr + tl.arange(0, SIZE)).to(tl.uint32)
     distances = tl.zeros([SIZE], tl.float32) + distance
-    tl.store(out_ptr, tl.sum((lift(words, distances * 1.4426950408889634) < REACH).to(tl.int32)))
+    tl.store(
+        out_ptr, tl.sum((lift(words, tl.exp2(distances * 1.4426950408889634)) < REACH).to(tl.int32))
+    )
 
 
 def make_words(size):

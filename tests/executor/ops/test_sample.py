@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from octavo.executor.ops import sample as sample_module
-from octavo.executor.ops.bracket import HIGH
+from octavo.executor.ops.bracket import HIGH, LOW
 from octavo.executor.ops.choose import EXHAUSTED, NON_FINITE
 from tests.executor.ops.device_sampling import (
     DEVICE,
@@ -85,7 +85,9 @@ def test_a_row_whose_sample_is_masked_gets_the_cpus_token(monkeypatch, params):
     assert_equals_host(make_logits(1, 300).expand(4, 300), make_requests(*rows))
 
 
-@pytest.mark.parametrize("params", [{"top_k": 400}, {"top_p": 0.9}, {"top_k": 300, "top_p": 0.9}])
+@pytest.mark.parametrize(
+    "params", [{"top_k": 400}, {"top_p": 0.9}, {"top_k": 300, "top_p": 0.9}, {"min_p": 0.05}]
+)
 def test_a_list_that_is_too_short_costs_time_and_nothing_else(params):
     logits = make_logits(1, VOCAB, spread=0.5)
     requests = make_requests(((), {"temperature": 1.0, "seed": 9, **params}))
@@ -99,7 +101,35 @@ def test_what_is_above_the_bracket_takes_part_and_is_not_listed(monkeypatch, par
     requests = make_requests(((), {"temperature": 1.0, "seed": 1, **params}))
     assert_equals_host(make_logits(1, 2000, spread=0.3), requests)
     assert requests.workspace.brackets[0, HIGH.value].isfinite()
-    assert 0 < requests.num_listed < 500
+    assert requests.num_listed < 20
+
+
+@pytest.mark.parametrize("params", [{"top_p": 0.3}, {"top_k": 150}, {"top_p": 0.3, "min_p": 0.75}])
+def test_what_wins_inside_the_bracket_is_checked_against_the_row(monkeypatch, params):
+    monkeypatch.setattr(sample_module, "MAX_LISTED", 16)
+    logits = make_logits(1, 500, spread=0.1).expand(8, 500).contiguous()
+    rows = [((), {"temperature": 1.0, "seed": seed, **params}) for seed in range(8)]
+    requests = make_requests(*rows)
+    assert_equals_host(logits, requests)
+    low, high = requests.workspace.brackets[0, [LOW.value, HIGH.value]]
+    winners = logits[0, requests.workspace.token_ids.long()]
+    is_inside = (winners >= low) & (winners < high)
+    assert 0 < is_inside.sum() < 8
+
+
+@pytest.mark.parametrize("shift", [-0.5, 0.5])
+@pytest.mark.parametrize("params", [{"top_p": 0.7}, {"top_k": 1000}, {"top_p": 0.7, "min_p": 0.23}])
+def test_a_sample_that_misleads_costs_time_and_nothing_else(monkeypatch, shift, params):
+    monkeypatch.setattr(sample_module, "SAMPLE", 512)  # 16 chunks of 32 neighbours
+    monkeypatch.setattr(sample_module, "MAX_LISTED", 300)
+    logits = make_logits(1, 2000, spread=0.3)
+    logits[:, torch.arange(2000, device=DEVICE) % (2000 // 16) >= 32] += shift
+    requests = make_requests(((), {"temperature": 1.0, "seed": 2, **params}))
+    assert_equals_host(logits, requests)
+    low, high = requests.workspace.brackets[0, [LOW.value, HIGH.value]]
+    shares = logits.float().softmax(1) * 1000 / 0.7 if "top_p" in params else logits.float() * 0 + 1
+    assert high.isfinite()
+    assert shares[logits >= high].sum() > 1000 or shares[logits >= low].sum() < 1000
 
 
 def test_padding_rows_write_nothing():
@@ -128,9 +158,11 @@ def test_a_row_gets_the_same_in_any_company_and_any_cut(monkeypatch, num_program
     assert_equals_host(logits, make_requests(((7,), params)))
 
 
-@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 9}])
+@pytest.mark.parametrize("params", [{}, {"top_k": 9}, {"top_k": 150}, {"top_p": 0.8}, None])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_logits_that_are_not_finite_are_a_fault_of_their_row(params, value):
+def test_logits_that_are_not_finite_are_a_fault_of_their_row(monkeypatch, params, value):
+    monkeypatch.setattr(sample_module, "MAX_LISTED", 16)
+    params = {} if params is None else {"temperature": 1.0, **params}
     logits = make_logits(2, 300)
     logits[0, 200] = value
     token_ids, faults = make_requests(((), params), ((), params)).sample(logits)
@@ -146,6 +178,14 @@ def test_a_row_without_a_token_left_is_told_from_a_broken_one():
     logits[2, 7] = torch.nan  # masked, but the model failed all the same
     _, faults = requests.sample(logits)
     assert faults.tolist() == [EXHAUSTED.value, NON_FINITE.value, NON_FINITE.value]
+
+
+@pytest.mark.parametrize("params", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_a_row_without_a_token_left_is_exhausted_whatever_its_filter(params):
+    masked = {"allowed_token_ids": (5,), "bad_words_ids": ((5,),)}
+    requests = make_requests(((), {**masked, "temperature": 1.0, **params}))
+    _, faults = requests.sample(make_logits(1, 300))
+    assert faults.tolist() == [EXHAUSTED.value]
 
 
 def test_tokens_come_as_often_as_their_probability_says():
