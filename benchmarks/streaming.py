@@ -43,6 +43,7 @@ from octavo.entrypoints.openai.server import Server
 from octavo.entrypoints.openai.service import Service
 from octavo.entrypoints.served_model import load_served_model
 from octavo.entrypoints.server_settings import ServerSettings
+from octavo.models.source import resolve_source
 
 TIMEOUT_S = 300
 VOCAB_SIZE = 49_152
@@ -99,7 +100,8 @@ def serve(sender: Any, step_time_s: float) -> None:
     client = IpcClient(partial(MadeUpCore, step_time_s))
     try:
         client.wait_until_ready()
-        model = load_served_model(EngineConfig(), Environment.read())
+        config, environment = EngineConfig(), Environment.read()
+        model = load_served_model(config, resolve_source(config, environment), environment)
         metrics = EngineMetrics("made up", client.info)
         engine = AsyncEngine(client, model.create_tracker(client.info), metrics)
         service = Service(engine=engine, model=model, model_names=("made up",))

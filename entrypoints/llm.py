@@ -43,7 +43,7 @@ class LLM:
         environment = Environment.read()
         source = resolve_source(config, environment)
         with ThreadPoolExecutor(1) as thread:
-            loading = thread.submit(load_served_model, config, environment)
+            loading = thread.submit(load_served_model, config, source, environment)
             self.llm_engine = create_engine(config, source, loading)
         self._model = loading.result()
 

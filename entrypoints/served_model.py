@@ -21,7 +21,7 @@ from octavo.errors import ConfigError, InvalidRequestError
 from octavo.models.config import GenerationConfig
 from octavo.models.config_files import load_config, load_generation_config
 from octavo.models.gguf_header import read_gguf_header
-from octavo.models.source import ModelSource, resolve_source, resolve_tokenizer
+from octavo.models.source import ModelSource, resolve_tokenizer
 from octavo.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -59,13 +59,14 @@ class ServedModel:
         return RequestTracker(self.tokenizer, info, self.request_defaults)
 
 
-def load_served_model(config: EngineConfig, environment: Environment) -> ServedModel:
-    """Find the model, downloading it if need be, and load everything but its weights.
+def load_served_model(
+    config: EngineConfig, source: ModelSource, environment: Environment
+) -> ServedModel:
+    """Load everything of a model but its weights.
 
     Raises:
         ConfigError: the model, its tokenizer, its template or its defaults cannot be used.
     """
-    source = resolve_source(config, environment)
     eos_ids = dict.fromkeys(load_config(source).eos_token_ids)
     tokenizer = None
     chat_template = None

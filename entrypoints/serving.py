@@ -38,7 +38,7 @@ def serve(config: EngineConfig, settings: ServerSettings) -> int:
             # Imported while the other process imports what it needs: each takes seconds.
             server = import_module("octavo.entrypoints.openai.server")
             status: int = server.serve(
-                config, client, listener, settings=settings, credentials=credentials
+                config, source, client, listener, settings=settings, credentials=credentials
             )
             return status
         finally:

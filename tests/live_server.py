@@ -26,7 +26,7 @@ from octavo.entrypoints.openai.service import Service
 from octavo.entrypoints.openai.template_pool import TemplatePool
 from octavo.entrypoints.served_model import ServedModel, load_served_model
 from octavo.entrypoints.server_settings import ServerSettings
-from octavo.models.source import ModelSource
+from octavo.models.source import ModelSource, resolve_source
 from octavo.sampling_params import SamplingParams
 from tests.checkpoints import build_tokenizer
 from tests.echo_core import EchoCore, ThreadClient
@@ -186,7 +186,8 @@ def create_echo_model(*, chat_template=None, sampling_defaults=None):
 def running_checkpoint(path, *, options=None, **settings):
     """Serve a checkpoint with the whole engine in this process."""
     config = EngineConfig(model=str(path), device="cpu", num_gpu_blocks_override=256, **settings)
-    model = load_served_model(config, Environment.read())
+    environment = Environment.read()
+    model = load_served_model(config, resolve_source(config, environment), environment)
     core = create_core(config, model.source, is_serving=True)
     with running_server(core, model=model, **(options or {})) as live:
         yield live

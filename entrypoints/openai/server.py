@@ -31,6 +31,7 @@ from octavo.entrypoints.openai.service import Service
 from octavo.entrypoints.processes import freeze_garbage
 from octavo.entrypoints.served_model import load_served_model
 from octavo.entrypoints.server_settings import ServerSettings
+from octavo.models.source import ModelSource
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ GRACE_S = 5
 
 def serve(
     config: EngineConfig,
+    source: ModelSource,
     client: IpcClient,
     listener: socket.socket,
     *,
@@ -55,7 +57,7 @@ def serve(
     Raises:
         ConfigError: the model cannot be served.
     """
-    model = load_served_model(config, Environment.read())
+    model = load_served_model(config, source, Environment.read())
     client.wait_until_ready()
     names = tuple(dict.fromkeys(settings.served_model_name)) or (model.source.name,)
     metrics = EngineMetrics(names[0], client.info)

@@ -1,4 +1,4 @@
-"""In what order the halves of an offline engine are loaded, and what is left when one fails."""
+"""In what order the parts of an offline engine are loaded, and what is left when one fails."""
 
 from concurrent.futures import Future
 
@@ -7,6 +7,8 @@ import pytest
 from octavo.config import EngineConfig
 from octavo.entrypoints import llm
 from octavo.errors import ConfigError
+from octavo.models import hub
+from tests.entrypoints import offline
 
 
 class FakeCore:
@@ -47,3 +49,16 @@ def test_a_gpu_starts_before_the_tokenizer_is_loaded(monkeypatch):
 
 def test_a_cpu_measures_its_threads_after_the_tokenizer_is_loaded(monkeypatch):
     assert start(monkeypatch, "cpu") == []
+
+
+def test_a_model_of_the_hub_is_asked_for_once(monkeypatch, tiny_spm):
+    asked = []
+
+    def fetch(repository, **options):
+        asked.append(repository)
+        return tiny_spm
+
+    monkeypatch.setattr(hub, "fetch", fetch)
+    with offline.start("someone/tiny") as model:
+        assert offline.generate(model, max_tokens=1).finished
+    assert asked == ["someone/tiny"]

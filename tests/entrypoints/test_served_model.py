@@ -9,12 +9,14 @@ import pytest
 from octavo.config import EngineConfig, Environment
 from octavo.entrypoints.served_model import load_served_model
 from octavo.errors import ConfigError, ModelLoadError
+from octavo.models.source import resolve_source
 from tests.models.gguf_files import write_gguf
 
 
 def load(path, folder, **settings):
     environment = Environment(default_model=None, cache_dir=folder / "cache")
-    return load_served_model(EngineConfig(model=str(path), **settings), environment)
+    config = EngineConfig(model=str(path), **settings)
+    return load_served_model(config, resolve_source(config, environment), environment)
 
 
 @pytest.mark.parametrize("kept", [0.5, 0.999])

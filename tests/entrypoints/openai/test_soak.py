@@ -11,6 +11,7 @@ import pytest
 from octavo.config import EngineConfig, Environment
 from octavo.entrypoints.processes import start_core_process
 from octavo.entrypoints.served_model import load_served_model
+from octavo.models.source import resolve_source
 from tests.live_server import TIMEOUT_S, running_checkpoint, running_server
 
 MAX_GROWTH_BYTES = 64 * 2**20
@@ -139,7 +140,8 @@ def test_many_clients_for_long_leave_nothing_behind(tiny_spm, settings):
 @pytest.mark.slow
 def test_hundred_clients_of_another_process_leave_nothing_behind(tiny_spm):
     config = EngineConfig(model=str(tiny_spm), device="cpu", num_gpu_blocks_override=256)
-    model = load_served_model(config, Environment.read())
+    environment = Environment.read()
+    model = load_served_model(config, resolve_source(config, environment), environment)
     client = start_core_process(config, model.source)
     client.wait_until_ready()
     with running_server(client=client, model=model) as server:
