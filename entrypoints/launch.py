@@ -4,6 +4,7 @@
 """
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from octavo.config import DEVICE_DEFAULTS, EngineConfig, SchedulerConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.journal import Journal
 from octavo.errors import ConfigError
+from octavo.executor.compile_ahead import StartCompiler
 from octavo.executor.in_process import create_executor
 from octavo.executor.step import ExecutorInfo
 from octavo.models.source import ModelSource
@@ -43,16 +45,28 @@ def resolve_config(config: EngineConfig, *, is_serving: bool = False) -> EngineC
     )
 
 
+def start_compiler(config: EngineConfig) -> AbstractContextManager[StartCompiler | None]:
+    """Fork the process that compiles a GPU's kernels; a CPU needs none.
+
+    Whoever starts threads of its own starts them afterwards: what a thread has locked while the
+    process forks stays locked in the fork for ever.
+    """
+    return StartCompiler() if config.device == "cuda" else nullcontext()
+
+
 def create_core(
-    config: EngineConfig, source: ModelSource, *, is_serving: bool = False
+    config: EngineConfig,
+    source: ModelSource,
+    compiler: StartCompiler | None = None,
+    *,
+    is_serving: bool = False,
 ) -> EngineCore:
-    """Load the model and return the core that plans for it.
+    """Load the model and return the core that plans for it; the settings are resolved.
 
     Raises:
         ConfigError: a setting does not fit the model or this machine.
     """
-    config = resolve_config(config, is_serving=is_serving)
-    executor = create_executor(config, source)
+    executor = create_executor(config, source, compiler)
     scheduler_config = create_scheduler_config(config, executor.info, is_serving=is_serving)
     return EngineCore(
         executor,

@@ -1,9 +1,10 @@
 """The offline class: prompts in, outputs out, with vLLM's names."""
 
 import copy
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ from octavo.engine.core_client import InProcessClient
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.prompt import EncodedPrompt, Prompt
 from octavo.entrypoints.batch import BatchRequest, run_batch
-from octavo.entrypoints.launch import create_core, resolve_config
+from octavo.entrypoints.launch import create_core, resolve_config, start_compiler
 from octavo.entrypoints.served_model import ServedModel, load_served_model
 from octavo.entrypoints.vllm_keywords import create_engine_config
 from octavo.errors import ConfigError, InvalidRequestError
@@ -39,13 +40,11 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
-        config = create_engine_config({"model": model, **settings})
+        config = resolve_config(create_engine_config({"model": model, **settings}))
         environment = Environment.read()
         source = resolve_source(config, environment)
-        with ThreadPoolExecutor(1) as thread:
-            loading = thread.submit(load_served_model, config, source, environment)
-            self.llm_engine = create_engine(config, source, loading)
-        self._model = loading.result()
+        load = partial(load_served_model, config, source, environment)
+        self.llm_engine, self._model = create_engine(config, source, load)
 
     def __enter__(self) -> Self:
         return self
@@ -162,25 +161,27 @@ class LLM:
 
 
 def create_engine(
-    config: EngineConfig, source: ModelSource, loading: Future[ServedModel]
-) -> LLMEngine:
-    """Return an engine whose core runs in this process.
+    config: EngineConfig, source: ModelSource, load: Callable[[], ServedModel]
+) -> tuple[LLMEngine, ServedModel]:
+    """Return an engine whose core runs in this process, and what ``load`` returns.
 
-    ``loading`` is the front end's half of the model. On a GPU it is loaded while kernels compile in
-    other processes; on a CPU the core comes after it, for it measures how fast threads are.
+    On a GPU a thread calls ``load`` while kernels compile in other processes; on a CPU the core
+    comes after it, for it measures how fast threads are. The settings are resolved.
 
     Raises:
         ConfigError: a setting does not fit the model or this machine.
     """
-    config = resolve_config(config)
-    if config.device == "cpu":
-        loading.result()
-    client = InProcessClient(create_core(config, source))
-    with ExitStack() as on_error:
+    with ExitStack() as on_error, ThreadPoolExecutor(1) as thread:
+        with start_compiler(config) as compiler:
+            loading = thread.submit(load)
+            if config.device == "cpu":
+                loading.result()
+            client = InProcessClient(create_core(config, source, compiler))
         on_error.callback(client.shutdown)
-        engine = LLMEngine(client, loading.result().create_tracker(client.info))
+        model = loading.result()
+        engine = LLMEngine(client, model.create_tracker(client.info))
         on_error.pop_all()
-        return engine
+        return engine, model
 
 
 def _list_prompts(prompts: Any) -> list[Prompt]:

@@ -34,7 +34,9 @@ class ServedCore:
         """
         configure_logging(self.log_level)
         launch = import_module("octavo.entrypoints.launch")  # torch and kernels: seconds
-        core: Core = launch.create_core(self.config, self.source, is_serving=True)
+        config = launch.resolve_config(self.config, is_serving=True)
+        with launch.start_compiler(config) as compiler:
+            core: Core = launch.create_core(config, self.source, compiler, is_serving=True)
         freeze_garbage()
         return core
 

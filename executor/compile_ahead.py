@@ -153,7 +153,8 @@ class CompileServer:
         job_reader, job_writer = os.pipe()
         result_reader, result_writer = os.pipe()
         with warnings.catch_warnings():
-            # It warns of deadlocks on what other threads have locked: compiling needs none of it.
+            # It warns of what other threads have locked. None of the engine's has been started, and
+            # compiling needs nothing that a caller's may hold.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:

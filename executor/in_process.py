@@ -6,19 +6,23 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from octavo.config import EngineConfig
+from octavo.executor.compile_ahead import StartCompiler
 from octavo.executor.step import Executor, ExecutorInfo, Step, StepResult
 from octavo.executor.worker import create_runner
 from octavo.models.source import ModelSource
 
 
-def create_executor(config: EngineConfig, source: ModelSource) -> Executor:
-    """Load the model and return the executor that ``config`` asks for.
+def create_executor(
+    config: EngineConfig, source: ModelSource, compiler: StartCompiler | None = None
+) -> Executor:
+    """Load the model and return the executor that ``config`` asks for; a GPU needs a compiler.
 
     Raises:
         ConfigError: a setting does not fit the model or this machine.
         ModelLoadError: the checkpoint cannot be loaded.
     """
-    return InProcessExecutor(create_runner(config, source), lag=1 if config.async_scheduling else 0)
+    runner = create_runner(config, source, compiler)
+    return InProcessExecutor(runner, lag=1 if config.async_scheduling else 0)
 
 
 class Runner(Protocol):

@@ -59,8 +59,12 @@ NUM_PROFILED_BLOCKS = 16
 """Blocks of the pool that the largest step is measured with; its rows write none."""
 
 
-def create_runner(config: EngineConfig, source: ModelSource) -> ModelRunner | DeviceRunner:
+def create_runner(
+    config: EngineConfig, source: ModelSource, compiler: StartCompiler | None = None
+) -> ModelRunner | DeviceRunner:
     """Load the model that ``source`` names and give it a KV pool and rows.
+
+    A GPU needs a compiler, made before the device is used.
 
     Raises:
         ConfigError: a setting does not fit the model or this machine.
@@ -69,10 +73,10 @@ def create_runner(config: EngineConfig, source: ModelSource) -> ModelRunner | De
     device = _resolve_device(config)
     if device.type == "cpu":
         return _create_cpu_runner(*load_parts(config, source, device))
-    with StartCompiler() as compiler:
-        free_at_start = torch.cuda.mem_get_info(device)[0]
-        parts, demand = load_parts(config, source, device)
-        return _create_device_runner(parts, demand, free_at_start, compiler)
+    assert compiler is not None, "nothing compiles the kernels"
+    free_at_start = torch.cuda.mem_get_info(device)[0]
+    parts, demand = load_parts(config, source, device)
+    return _create_device_runner(parts, demand, free_at_start, compiler)
 
 
 def load_parts(

@@ -20,7 +20,7 @@ from octavo.engine.request_factory import RequestDefaults
 from octavo.engine.tokenizer import Tokenizer
 from octavo.entrypoints.credentials import read_credentials
 from octavo.entrypoints.http.listener import bind
-from octavo.entrypoints.launch import create_core
+from octavo.entrypoints.launch import create_core, resolve_config
 from octavo.entrypoints.openai.server import Server, choose_limits
 from octavo.entrypoints.openai.service import Service
 from octavo.entrypoints.openai.template_pool import TemplatePool
@@ -188,6 +188,7 @@ def running_checkpoint(path, *, options=None, **settings):
     config = EngineConfig(model=str(path), device="cpu", num_gpu_blocks_override=256, **settings)
     environment = Environment.read()
     model = load_served_model(config, resolve_source(config, environment), environment)
+    config = resolve_config(config, is_serving=True)
     core = create_core(config, model.source, is_serving=True)
     with running_server(core, model=model, **(options or {})) as live:
         yield live

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from octavo.config import EngineConfig, Environment
 from octavo.engine.messages import unpack_ids
-from octavo.entrypoints.launch import create_core, resolve_config
+from octavo.entrypoints.launch import create_core, resolve_config, start_compiler
 from octavo.executor.step import RowSampling
 from octavo.models.source import resolve_source
 from tests.checkpoints import build_random_model, save_checkpoint, tiny_config
@@ -69,7 +69,9 @@ def make_core(model, device, **settings):
         model=str(model), device=device, dtype="float32", **{**defaults, **settings}
     )
     source = resolve_source(config, Environment.read())
-    return create_core(resolve_config(config), source)
+    config = resolve_config(config)
+    with start_compiler(config) as compiler:
+        return create_core(config, source, compiler)
 
 
 def run(core, messages):

@@ -79,7 +79,7 @@ def test_policy_ranks_every_request_of_an_offline_batch():
 
 
 def test_journal_that_cannot_be_written_stops_the_start(tiny_spm, tmp_path):
-    config = EngineConfig(device="cpu", num_gpu_blocks_override=4, journal=str(tmp_path))
+    config = resolve(device="cpu", num_gpu_blocks_override=4, journal=str(tmp_path))
     source = ModelSource(name="tiny", path=tiny_spm, load_format="safetensors", seed=0)
     with pytest.raises(ConfigError, match=f"journal is {tmp_path}"):
         create_core(config, source)

@@ -11,6 +11,7 @@ from triton import knobs
 from octavo import LLM, SamplingParams
 from octavo.config import EngineConfig
 from octavo.entrypoints.launch import resolve_config
+from octavo.executor.compile_ahead import StartCompiler
 from octavo.executor.in_process import InProcessExecutor
 from octavo.executor.worker import create_runner
 from tests.checkpoints import tiny_config
@@ -28,7 +29,9 @@ NUM_CYCLES = 200_000_000
 def make_executor(folder, *, lag=1, load_format="safetensors", **settings):
     defaults = {"num_gpu_blocks_override": 512, "max_num_seqs": 64, "dtype": "float32"}
     config = resolve_config(EngineConfig(device="cuda", **{**defaults, **settings}))
-    return InProcessExecutor(create_runner(config, source_of(folder, load_format)), lag=lag)
+    with StartCompiler() as compiler:
+        runner = create_runner(config, source_of(folder, load_format), compiler)
+    return InProcessExecutor(runner, lag=lag)
 
 
 def admit_all(hand, count, *, length=20, **sampling):
