@@ -1,8 +1,9 @@
 """Brings up one device: loads the model, sizes the KV pool, builds the runner.
 
-On a CPU, torch's own threads compute: one per core, or OMP_NUM_THREADS, and one alone where more
-do not gain. Where other processes want the cores too, OMP_WAIT_POLICY=passive must be in the
-environment before torch is imported: threads that spin make a step many times slower.
+On a CPU, torch's own threads compute: one per core, or OMP_NUM_THREADS, no more than control groups
+allow, and one alone where more do not gain. Where other processes want the cores too,
+OMP_WAIT_POLICY=passive must be in the environment before torch is imported: threads that spin make
+a step many times slower.
 """
 
 import logging
@@ -27,7 +28,7 @@ from octavo.executor.device_memory import GIB, MemoryUse, find_graph_bytes
 from octavo.executor.device_runner import DeviceRunner
 from octavo.executor.graphs import default_sizes, mixed_shapes
 from octavo.executor.kv_pool import PoolDemand, find_cpu_budget, size_pool
-from octavo.executor.main_memory import find_free_memory
+from octavo.executor.machine_limits import find_core_limit, find_free_memory
 from octavo.executor.model_runner import ModelRunner
 from octavo.executor.step import ExecutorInfo
 from octavo.executor.step_program import StepShape
@@ -72,6 +73,8 @@ def create_runner(
     """
     device = _resolve_device(config)
     if device.type == "cpu":
+        if (num_cores := find_core_limit()) is not None:
+            torch.set_num_threads(min(torch.get_num_threads(), num_cores))
         return _create_cpu_runner(*load_parts(config, source, device))
     assert compiler is not None, "nothing compiles the kernels"
     free_at_start = torch.cuda.mem_get_info(device)[0]

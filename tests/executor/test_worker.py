@@ -181,6 +181,17 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(tiny_spm, monk
         create(tiny_spm)
 
 
+@pytest.mark.parametrize(("cores", "threads"), [(None, 4), (3, 3), (9, 4)])
+def test_no_more_threads_compute_than_control_groups_allow(tiny_spm, monkeypatch, cores, threads):
+    count = [4]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: count[-1])
+    monkeypatch.setattr(torch, "set_num_threads", count.append)
+    monkeypatch.setattr(worker, "find_core_limit", lambda: cores)
+    create(tiny_spm)
+    assert count[-1] == threads
+    assert 1 <= min(count) <= max(count) <= 4
+
+
 def choose(config, max_num_seqs):
     shapes = choose_graph_shapes(config, max_num_seqs, layer_bytes=10**9)
     return [(shape.num_rows, shape.num_tokens) for shape in shapes]
