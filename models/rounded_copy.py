@@ -1,15 +1,19 @@
 """Keeps a rounded network in the cache folder, so that a later start need not round it again.
 
 A copy belongs to the contents of the weights' files, to the kind of integers, and to the torch and
-the CPU whose operators read it. Whoever finds it damaged makes it anew.
+the CPU whose operators read it. Whoever finds it damaged makes it anew; whoever makes one removes
+those that have not been used for longest.
 """
 
 import hashlib
 import logging
 import os
+import shutil
 import tempfile
+import time
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -32,6 +36,10 @@ FORMAT = 1
 """Rises when other tensors, or others of the same names, are kept."""
 MAX_SOURCE_BYTES = 2**30
 """Larger files are not copied: that would fill the disk, and take long to read, too."""
+MAX_COPIES = 4
+"""So many are kept: other files, settings and versions make others."""
+ABANDONED_S = 24 * 3600
+"""Nobody takes so long to write a copy: a process that did not end well has left it."""
 CPU = torch.device("cpu")
 
 
@@ -96,6 +104,8 @@ def _read(path: Path) -> dict[str, Tensor] | None:
     if damaged or not is_whole:
         logger.warning("%s is damaged and will be made anew: %s", path, ", ".join(damaged[:3]))
         return None
+    with suppress(OSError):
+        os.utime(path)  # it is in use
     return tensors
 
 
@@ -110,6 +120,22 @@ def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
             os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
         logger.info("the rounded weights are not kept in %s: %s", path.parent, error)
+        return
+    with suppress(OSError):  # others remove at the same time
+        _remove_old(path.parent)
+
+
+def _remove_old(folder: Path) -> None:
+    """Remove copies, the longest unused first, and what was left half-written.
+
+    Whoever reads one at the time has it open, or makes it anew.
+    """
+    copies = sorted(folder.glob("*.safetensors"), key=os.path.getmtime, reverse=True)
+    for path in copies[MAX_COPIES:]:
+        path.unlink()
+    for path in folder.iterdir():
+        if path.is_dir() and time.time() - path.stat().st_mtime > ABANDONED_S:
+            shutil.rmtree(path)
 
 
 def _checksum(tensor: Tensor) -> str:

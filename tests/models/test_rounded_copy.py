@@ -2,6 +2,8 @@
 
 import dataclasses
 import logging
+import os
+import time
 
 import gguf
 import pytest
@@ -10,7 +12,7 @@ import torch
 from octavo.errors import ConfigError
 from octavo.models import rounded_copy, rounding
 from octavo.models.config_files import load_config
-from octavo.models.rounded_copy import load_rounded
+from octavo.models.rounded_copy import ABANDONED_S, MAX_COPIES, load_rounded
 from octavo.models.rounding import can_round
 from tests.models.gguf_files import write_gguf
 from tests.models.oracle import dense_attention, source_of
@@ -138,3 +140,46 @@ def test_large_files_are_not_copied(name, source, monkeypatch):
     monkeypatch.setattr(rounded_copy, "MAX_SOURCE_BYTES", source.path.stat().st_size - 1)
     compute(source, name)
     assert not source.cache_dir.exists()
+
+
+def write_copies(folder, *, num_copies):
+    """Write copies with names in their order, each an hour after the one in front."""
+    paths = [folder / f"{index}.safetensors" for index in range(num_copies)]
+    now = time.time()
+    for hours_ago, path in zip(range(num_copies, 0, -1), paths, strict=True):
+        rounded_copy._write(path, {"norm.weight": torch.ones(2)})
+        os.utime(path, (now, now - 3600 * hours_ago))
+    return paths
+
+
+def test_copies_that_were_used_last_are_kept(tmp_path):
+    paths = write_copies(tmp_path, num_copies=MAX_COPIES)
+    assert rounded_copy._read(paths[0]) is not None
+    new = tmp_path / "new.safetensors"
+    rounded_copy._write(new, {"norm.weight": torch.ones(2)})
+    assert set(tmp_path.iterdir()) == {new, paths[0], *paths[2:]}
+
+
+@pytest.mark.parametrize(("age_s", "is_removed"), [(ABANDONED_S - 60, False), (ABANDONED_S, True)])
+def test_what_a_process_left_half_written_is_removed_when_it_is_old(age_s, is_removed, tmp_path):
+    left = tmp_path / "tmp1"
+    left.mkdir()
+    (left / "a.safetensors").write_bytes(b"half")
+    os.utime(left, (0, time.time() - age_s))
+    write_copies(tmp_path, num_copies=1)
+    assert left.exists() != is_removed
+
+
+def test_others_that_remove_at_the_same_time_do_no_harm(tmp_path, monkeypatch):
+    paths = write_copies(tmp_path, num_copies=MAX_COPIES)
+    getmtime = os.path.getmtime
+
+    def remove_and_ask(path):
+        paths[0].unlink(missing_ok=True)
+        return getmtime(path)
+
+    monkeypatch.setattr(os.path, "getmtime", remove_and_ask)
+    new = tmp_path / "new.safetensors"
+    rounded_copy._write(new, {"norm.weight": torch.ones(2)})
+    assert rounded_copy._read(new) is not None
+    assert all(path.exists() for path in paths[1:])
