@@ -110,7 +110,7 @@ class CpuAttention:
     def _store(self, lines: Tensor, kv: Tensor) -> None:
         if self._stored is not None:
             kv = kv.index_select(0, self._stored)
-        lines.index_copy_(0, self._targets, kv)
+        lines.index_copy_(0, self._targets, kv.to(lines.dtype))
 
     def _find_work(self, window: int | None) -> "list[_PromptWork | _TileWork]":
         if window not in self._work:
@@ -161,7 +161,7 @@ class _TileWork:
 
     def attend(self, layer: AttentionLayer, heads: Tensor, lines: Tensor) -> Tensor:
         """Map its tokens' heads of q, k and v to (num_tokens, num_heads * head_dim)."""
-        q = heads.narrow(1, 0, layer.num_heads)
+        q = heads.narrow(1, 0, layer.num_heads).to(lines.dtype)
         shape = (self.num_rows, -1, 2, layer.num_kv_heads, layer.head_dim)
         k, v = lines.index_select(0, self.lines).view(shape).transpose(1, 3).unbind(2)
         if q.shape[0] > self.num_rows:

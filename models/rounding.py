@@ -115,7 +115,7 @@ def is_stored_in_int4(source: ModelSource) -> bool:
 
 def _check_cpu(name: IntegerName, model: CausalLM) -> None:
     if not can_round(name):
-        needed = {"int4": "AVX512-BF16", "int8": "AVX512-VNNI"}[name]
+        needed = {"int4": "AVX2", "int8": "AVX512-VNNI"}[name]
         raise ConfigError(f"quantization is {name}, which needs a CPU with {needed}: leave it out")
     shapes = [tuple(matrix.weight.shape) for _, matrix in _find_matrices(model)]
     if name == "int4" and (bad := [shape for shape in shapes if not int4_linear.fits(*shape)]):

@@ -2,7 +2,8 @@
 
 Every 32 inputs of an output share a scale and an offset, which is how GGUF's Q4_1 stores them: such
 a weight is kept as it is, but for the rounding of its scales to bfloat16. Few rows read it in four
-bits; more rows, which are bound by arithmetic, multiply with a bfloat16 copy.
+bits; more rows, which are bound by arithmetic, multiply with a bfloat16 copy, or with a float32 one
+of the same values where the CPU does not multiply bfloat16 itself.
 """
 
 from collections.abc import Mapping
@@ -45,18 +46,20 @@ class Int4Weight:
 
     def __init__(self, parts: Mapping[str, Tensor]) -> None:
         self._values, self._scales = parts["values"], parts["scales"]
-        self._many = PackedWeight(parts["rounded"])
+        self._many_type = torch.bfloat16 if multiplies_bfloat16() else torch.float32
+        self._many = PackedWeight(parts["rounded"].to(self._many_type))
 
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return ``x @ weight.T + bias`` in bfloat16, (num_rows, out_features).
+        """Return ``x @ weight.T + bias``, (num_rows, out_features), in the type computed in.
 
-        x is (num_rows, in_features) of any float type, and rounded to bfloat16.
+        x is (num_rows, in_features) of any float type, and rounded to that type: bfloat16, but for
+        many rows on a CPU that does not multiply it.
         """
-        rounded = x.bfloat16().contiguous()
         if x.shape[0] <= MAX_ROWS:
+            rounded = x.bfloat16().contiguous()
             y = torch._weight_int4pack_mm_for_cpu(rounded, self._values, GROUP_SIZE, self._scales)
         else:
-            y = self._many.linear(rounded)
+            y = self._many.linear(x.to(self._many_type).contiguous())
         return y if bias is None else y.add_(bias)
 
 
@@ -75,9 +78,14 @@ def quantize_groups(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def can_quantize() -> bool:
+    """Return whether torch multiplies four bits with vectors on this CPU."""
+    has_vectors = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    return has_vectors and can_pack(torch.empty(0))
+
+
+def multiplies_bfloat16() -> bool:
     """Return whether this CPU multiplies bfloat16 itself."""
-    is_packable = can_pack(torch.empty(0, dtype=torch.bfloat16))
-    return is_packable and torch.cpu._is_avx512_bf16_supported()
+    return bool(torch.cpu._is_avx512_bf16_supported())
 
 
 def fits(out_features: int, in_features: int) -> bool:

@@ -240,6 +240,16 @@ def test_a_bfloat16_pool_gives_what_float32_does():
     )
 
 
+def test_a_bfloat16_pool_takes_what_float32_products_give():
+    layer = make_layer()
+    qkv = make_qkv(layer, 40)
+    pool = Pool(layer, dtype=torch.bfloat16)
+    parts = qkv.split([20, 19, 1])
+    found = torch.cat([pool.attend({0: part})[0].float() for part in parts])
+    expected = attend_densely(layer, qkv)
+    torch.testing.assert_close(found, expected, atol=3e-2, rtol=3e-2)
+
+
 @pytest.fixture
 def reference(monkeypatch):
     monkeypatch.setattr(Pool, "Backend", ReferenceBackend)

@@ -44,7 +44,7 @@ def test_a_rounded_network_computes_nearly_the_same(name, tiny_spm, tmp_path):
 @pytest.mark.parametrize("name", ["int4", "int8"])
 def test_a_cpu_without_the_instructions_is_refused(name, tiny_spm, monkeypatch):
     monkeypatch.setattr(rounding, "can_round", lambda name: False)
-    with pytest.raises(ConfigError, match=f"quantization is {name}, which needs a CPU with AVX512"):
+    with pytest.raises(ConfigError, match=f"quantization is {name}, which needs a CPU with AVX"):
         round_network(load(source_of(tiny_spm)), name)
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from octavo.models.ops import int4_linear
 from octavo.models.ops.int4_linear import (
     GROUP_SIZE,
     MAX_ROWS,
@@ -13,8 +14,9 @@ from octavo.models.ops.int4_linear import (
     quantize_groups,
     round_to_int4,
 )
+from octavo.models.ops.linear import can_pack
 
-pytestmark = pytest.mark.skipif(not can_quantize(), reason="this CPU has no AVX512-BF16")
+pytestmark = pytest.mark.skipif(not can_quantize(), reason="this CPU has no AVX2")
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +60,20 @@ def test_few_and_many_rows_give_the_same_up_to_rounding(num_rows, dtype):
     for some in (None, bias):
         y = packed.linear(x, some)
         expected = functional.linear(x.float(), weight, None if some is None else some.float())
-        assert y.dtype == torch.bfloat16
+        assert num_rows > MAX_ROWS or y.dtype == torch.bfloat16
         torch.testing.assert_close(y.float(), expected, atol=2e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("is_native", [False, True])
+def test_many_rows_multiply_with_the_same_values_on_any_cpu(is_native, monkeypatch):
+    if is_native and not can_pack(torch.empty(0, dtype=torch.bfloat16)):
+        pytest.skip("this CPU does not multiply bfloat16")
+    monkeypatch.setattr(int4_linear, "multiplies_bfloat16", lambda: is_native)
+    parts, x = round_to_int4(torch.randn(48, 96)), torch.randn(64, 96)
+    y = Int4Weight(parts).linear(x)
+    expected = functional.linear(x.to(y.dtype).double(), parts["rounded"].double())
+    assert y.dtype == (torch.bfloat16 if is_native else torch.float32)
+    torch.testing.assert_close(y.double(), expected, atol=1e-2 if is_native else 1e-4, rtol=1e-2)
 
 
 @pytest.mark.parametrize("num_rows", [1, MAX_ROWS + 1])
