@@ -30,30 +30,31 @@ from octavo.executor.graphs import default_sizes, mixed_shapes
 from octavo.executor.kv_pool import PoolDemand, find_cpu_budget, size_pool
 from octavo.executor.machine_limits import find_core_limit, find_free_memory
 from octavo.executor.model_runner import ModelRunner
+from octavo.executor.model_settings import (
+    find_integers,
+    find_model_config,
+    resolve_backend,
+    resolve_device,
+    resolve_max_model_len,
+)
 from octavo.executor.step import ExecutorInfo
 from octavo.executor.step_program import StepShape
 from octavo.executor.threads import measure_threads
 from octavo.models.causal_lm import CausalLM
-from octavo.models.config import ModelConfig
-from octavo.models.config_files import load_config
 from octavo.models.fingerprint import cache_namespace
 from octavo.models.flat import FlatNetwork
 from octavo.models.loader import load_model, resolve_dtype
-from octavo.models.quantization import quantize_online
 from octavo.models.rounded_copy import load_rounded
-from octavo.models.rounding import IntegerName, can_round, is_stored_in_int4
 from octavo.models.source import ModelSource
 
 logger = logging.getLogger(__name__)
 
-MIN_FP8_CAPABILITY = (8, 9)
 BACKENDS: dict[str, Callable[..., AttentionBackend]] = {
     "triton": TritonBackend,
     "xformers": XformersBackend,
     "cpu": CpuBackend,
     "reference": ReferenceBackend,
 }
-GPU_BACKENDS = ("triton", "xformers")
 BLOCK_SIZE = 16
 XFORMERS_BLOCK_SIZE = 64
 NUM_PROFILED_BLOCKS = 16
@@ -71,7 +72,7 @@ def create_runner(
         ConfigError: a setting does not fit the model or this machine.
         ModelLoadError: the checkpoint cannot be loaded.
     """
-    device = _resolve_device(config)
+    device = resolve_device(config)
     if device.type == "cpu":
         if (num_cores := find_core_limit()) is not None:
             torch.set_num_threads(min(torch.get_num_threads(), num_cores))
@@ -86,11 +87,11 @@ def load_parts(
     config: EngineConfig, source: ModelSource, device: torch.device
 ) -> tuple["RunnerParts", PoolDemand]:
     """Load the model; returns it with what else a runner needs, and what its pool is sized by."""
-    attention_backend = _resolve_backend(config, device)
+    attention_backend = resolve_backend(config, device)
     is_xformers = attention_backend == "xformers"
     block_size = config.block_size or (XFORMERS_BLOCK_SIZE if is_xformers else BLOCK_SIZE)
     model_config = find_model_config(config, source, device)
-    max_model_len = _resolve_max_model_len(config, model_config)
+    max_model_len = resolve_max_model_len(config, model_config)
     dtype = resolve_dtype(config.dtype, model_config, device)
     integers = find_integers(config, source, device)
     kv_dtype = torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else dtype
@@ -288,82 +289,3 @@ def _logged(work: str) -> Iterator[None]:
     started_s = time.perf_counter()
     yield
     logger.info("%s in %.1f s", work, time.perf_counter() - started_s)
-
-
-def find_model_config(
-    config: EngineConfig, source: ModelSource, device: torch.device
-) -> ModelConfig:
-    """Read what the network is, and how its matrices are kept."""
-    model_config = load_config(source)
-    if config.quantization == "fp8":
-        quantization = quantize_online(model_config.quantization)
-        model_config = replace(model_config, quantization=quantization)
-    has_fp8 = model_config.quantization is not None or config.kv_cache_dtype == "fp8"
-    if has_fp8 and device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
-        if capability < MIN_FP8_CAPABILITY:
-            raise ConfigError(
-                "matrices or K/V are to be kept in fp8, which needs a GPU of compute capability"
-                f" 8.9; this one has {capability[0]}.{capability[1]}: choose another checkpoint,"
-                " or leave quantization and kv_cache_dtype out"
-            )
-    return model_config
-
-
-def find_integers(
-    config: EngineConfig, source: ModelSource, device: torch.device
-) -> IntegerName | None:
-    """Return what matrices are rounded to: a checkpoint's own four bits need no setting.
-
-    Raises:
-        ConfigError: integers do not go with the device or the type.
-    """
-    name = config.quantization
-    if name is None and device.type == "cpu" and config.dtype == "auto":
-        return "int4" if can_round("int4") and is_stored_in_int4(source) else None
-    if name != "int4" and name != "int8":
-        return None
-    if device.type != "cpu":
-        raise ConfigError(f"quantization is {name}, which computes on a CPU: use fp8 on a GPU")
-    if config.dtype not in ("auto", "float32"):
-        raise ConfigError(
-            f"quantization is {name}, which computes in float32 between matrices, and dtype is"
-            f" {config.dtype}: leave dtype out"
-        )
-    return name
-
-
-def _resolve_device(config: EngineConfig) -> torch.device:
-    has_gpu = torch.cuda.is_available()
-    if config.device == "cuda" and not has_gpu:
-        raise ConfigError("device is cuda, but torch finds no CUDA device: use cpu or auto")
-    if config.device == "cpu" or not has_gpu:
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def _resolve_backend(config: EngineConfig, device: torch.device) -> str:
-    name, is_fp8 = config.attention_backend, config.kv_cache_dtype == "fp8"
-    if name == "auto":
-        on_cpu = "reference" if is_fp8 else "cpu"
-        return "triton" if device.type == "cuda" else on_cpu
-    if (name in GPU_BACKENDS) != (device.type == "cuda"):
-        raise ConfigError(
-            f"attention_backend is {name}, which does not compute on the device {device.type}:"
-            " use auto"
-        )
-    if name == "cpu" and is_fp8:
-        raise ConfigError("attention_backend is cpu, which keeps no K/V in fp8: use reference")
-    return name
-
-
-def _resolve_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
-    limit = model_config.max_position_embeddings
-    if config.max_model_len is None:
-        return limit
-    if config.max_model_len > limit:
-        raise ConfigError(
-            f"max_model_len is {config.max_model_len}, but the model has {limit} positions: "
-            "lower max_model_len"
-        )
-    return config.max_model_len

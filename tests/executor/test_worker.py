@@ -77,33 +77,6 @@ def test_a_cpu_attends_by_its_own_backend_but_to_kv_in_8_bits(tiny_spm):
     assert create(tiny_spm, kv_cache_dtype="fp8").info.attention_backend == "reference"
 
 
-def test_a_file_of_four_bits_is_kept_so_unless_a_type_is_asked_for(tiny_spm, monkeypatch):
-    monkeypatch.setattr(worker, "is_stored_in_int4", lambda source: True)
-    monkeypatch.setattr(worker, "can_round", lambda name: True)
-    source = source_of(tiny_spm)
-    for settings, expected in [
-        ({}, "int4"),
-        ({"dtype": "float32"}, None),
-        ({"quantization": "int8"}, "int8"),
-        ({"quantization": "fp8"}, None),
-    ]:
-        found = worker.find_integers(EngineConfig(**settings), source, torch.device("cpu"))
-        assert found == expected
-    assert worker.find_integers(EngineConfig(), source, torch.device("cuda")) is None
-
-
-@pytest.mark.parametrize(
-    ("settings", "device", "message"),
-    [
-        ({"quantization": "int8"}, "cuda", "is int8, which computes on a CPU: use fp8"),
-        ({"quantization": "int4", "dtype": "bfloat16"}, "cpu", "dtype is bfloat16: leave dtype"),
-    ],
-)
-def test_integers_that_do_not_fit_are_refused(settings, device, message, tiny_spm):
-    with pytest.raises(ConfigError, match=message):
-        worker.find_integers(EngineConfig(**settings), source_of(tiny_spm), torch.device(device))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -140,14 +113,6 @@ def test_xformers_refuses_a_model_before_its_weights_are_read(
     config = EngineConfig(attention_backend="xformers", **{"dtype": "float32", **settings})
     with pytest.raises(ConfigError, match=f"xformers, which cannot do this: {reasons}$"):
         worker.load_parts(config, source_of(tiny_spm), torch.device("cuda"))
-
-
-@pytest.mark.parametrize("setting", ["quantization", "kv_cache_dtype"])
-def test_a_gpu_without_8_bit_floats_is_refused(setting, tiny_spm, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    config = EngineConfig(**{setting: "fp8"})
-    with pytest.raises(ConfigError, match=r"fp8, which needs .* 8\.9; this one has 8\.0"):
-        worker.find_model_config(config, source_of(tiny_spm), torch.device("cuda"))
 
 
 def test_block_keys_start_from_everything_that_the_kv_depends_on(tiny_spm):
