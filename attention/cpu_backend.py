@@ -78,7 +78,7 @@ class CpuAttention:
             return work[0].attend(layer, heads, lines)
         output = qkv.new_zeros(num_tokens, q_size)
         for part in work:
-            output[part.tokens] = part.attend(layer, heads[part.tokens], lines)
+            output[part.tokens] = part.attend(layer, heads[part.tokens], lines).to(output.dtype)
         return output
 
     def _turn(self, layer: AttentionLayer, qk: Tensor) -> None:

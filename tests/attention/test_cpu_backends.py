@@ -240,14 +240,26 @@ def test_a_bfloat16_pool_gives_what_float32_does():
     )
 
 
-def test_a_bfloat16_pool_takes_what_float32_products_give():
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [{0: 20}, {0: 19}, {0: 1}],
+        [{0: 20}, {0: 1, 1: 15}, {0: 1, 1: 1}],
+        [{0: 5, 1: 6}, {0: 7, 1: 1, 2: 8}, {2: 1, 0: 2}],
+    ],
+)
+def test_a_bfloat16_pool_takes_what_float32_products_give(steps):
     layer = make_layer()
-    qkv = make_qkv(layer, 40)
     pool = Pool(layer, dtype=torch.bfloat16)
-    parts = qkv.split([20, 19, 1])
-    found = torch.cat([pool.attend({0: part})[0].float() for part in parts])
-    expected = attend_densely(layer, qkv)
-    torch.testing.assert_close(found, expected, atol=3e-2, rtol=3e-2)
+    qkv, found = {}, {}
+    for counts in steps:
+        parts = {row: make_qkv(layer, count) for row, count in counts.items()}
+        for row, output in pool.attend(dict(parts)).items():
+            qkv.setdefault(row, []).append(parts[row])
+            found.setdefault(row, []).append(output.float())
+    for row in qkv:
+        expected = attend_densely(layer, torch.cat(qkv[row]))
+        torch.testing.assert_close(torch.cat(found[row]), expected, atol=3e-2, rtol=3e-2)
 
 
 @pytest.fixture
