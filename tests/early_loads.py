@@ -32,7 +32,7 @@ from octavo.models.rope import RopeConfig
 from tests.machine_code import FIRST_ARGUMENT, disassemble, find_early_accesses
 
 NUM_ROWS = (1, 8, 64)
-SETTLED = ("rotary_ptr", "positions_ptr", "slots_ptr", "shares_ptr")
+SETTLED = ("rotary_ptr", "positions_ptr", "slots_ptr", "shares_ptr", "block_tables_ptr")
 """What the first kernels of a step write, if any: there is one between at the least."""
 DESCRIPTOR_BYTES = 128
 CONFIG = ModelConfig(

@@ -28,7 +28,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from octavo.attention.backend import AttentionLayer
 from octavo.attention.ops.decode_workspace import MAX_GROUP
-from octavo.attention.ops.dependent_launch import can_start_early, wait_for_inputs
+from octavo.attention.ops.dependent_launch import can_start_early, prefetch_lines, wait_for_inputs
 from octavo.attention.ops.paged_kv import PagedKV, match_cache
 from octavo.attention.ops.pieces import (
     add_piece,
@@ -48,8 +48,8 @@ NUM_WARPS = 2
 """Four need larger tiles and wait longer at the ends of segments, one is slower at batch 1."""
 NUM_STAGES = 3
 """Two tiles in flight; with three, fewer programs fit beside each other."""
-MAX_EARLY_ROWS = 1
-"""With more, programs that wait keep registers from those that work: 20 to 70 us of a step."""
+EARLY_TILES = tl.constexpr(2)
+"""Of a share of a single row, asked for before the wait: of short rows shares are no longer."""
 MAX_ROWS_BEHIND = 128
 """Up to so many rows the product behind starts early: where the programs of a fixed grid end."""
 MERGED_ELEMENTS = 4096
@@ -68,7 +68,7 @@ def decode(
     group = layer.num_heads // layer.num_kv_heads
     assert group <= MAX_GROUP, f"{group} query heads share a KV head, at most {MAX_GROUP} can"
     inputs, workspace, halves = plan.inputs, plan.workspace, plan.halves
-    starts_early = can_start_early(q, max_rows=MAX_EARLY_ROWS)
+    starts_early = can_start_early(q)
     _decode_kernel[(workspace.num_programs,)](
         out,
         q,
@@ -152,15 +152,17 @@ def _decode_kernel(
     LETS_START: tl.constexpr,
 ):
     """Walk one share of each line."""
+    heads: tl.constexpr = (NUM_KV_HEADS, GROUP, HEAD_DIM, HEAD_PAD)
+    tiling: tl.constexpr = (BLOCK_SIZE, TILE, INPUT_PRECISION, MERGED_ELEMENTS)
+    cache = (k_ptr, v_ptr, block_tables_ptr, stride_table, stride_block, stride_token, stride_head)
     # The plan is older than the kernel in front: reading it need not wait.
     row_share = _load_share(shares_ptr + tl.program_id(0) * SHARE_FIELDS)
+    if PDL and not HAS_PREFIXES:
+        _ask_for_tiles(row_share, cache, heads, tiling)
     wait_for_inputs(PDL)
     if LETS_START and not PDL:
         gdc_launch_dependents()
-    heads: tl.constexpr = (NUM_KV_HEADS, GROUP, HEAD_DIM, HEAD_PAD)
-    tiling: tl.constexpr = (BLOCK_SIZE, TILE, INPUT_PRECISION, MERGED_ELEMENTS)
     io = (out_ptr, q_ptr, scale, readers_ptr)
-    cache = (k_ptr, v_ptr, block_tables_ptr, stride_table, stride_block, stride_token, stride_head)
     halves = (half_out_ptr, half_lse_ptr, half_arrivals_ptr)
     if HAS_PREFIXES:
         place = tl.num_programs(0) + tl.program_id(0)
@@ -172,6 +174,28 @@ def _decode_kernel(
     pieces = (row_out_ptr, row_lse_ptr, row_arrivals_ptr)
     of_rows: tl.constexpr = (MAX_GROUP, WINDOW, HAS_PREFIXES, False)
     _walk(lines_ptr, row_share, io, cache, pieces, halves, heads, tiling, of_rows)
+
+
+@triton.jit
+def _ask_for_tiles(share, cache, heads: tl.constexpr, tiling: tl.constexpr):
+    """Ask for the first K and V of a share to come into L2: all but the new token's are there."""
+    record, _, units, share_stop = share
+    record_start, tiles, row, _, context = record
+    k_ptr, v_ptr, tables_ptr, stride_table, stride_block, stride_token, stride_head = cache
+    TILE: tl.constexpr = tiling[1]
+    LINE: tl.constexpr = 1024 // k_ptr.dtype.element_ty.primitive_bitwidth
+    unit = tl.program_id(0) * units
+    if unit < share_stop:
+        head = (unit - record_start) // tiles
+        first_tile = tl.cdiv(context, TILE) - tiles + (unit - record_start) % tiles
+        n = first_tile * TILE + tl.arange(0, EARLY_TILES * TILE)
+        table = tables_ptr + row * stride_table
+        block = tl.load(table + n // tiling[0], mask=n < context, other=0).to(tl.int64)
+        token = block * stride_block + n % tiling[0] * stride_token + head * stride_head
+        d = tl.minimum(tl.arange(0, max(heads[3] // LINE, 1)) * LINE, heads[2] - 1)
+        line = token[:, None] + d[None, :]
+        prefetch_lines((k_ptr + line).to(tl.int64))
+        prefetch_lines((v_ptr + line).to(tl.int64))
 
 
 @triton.jit
