@@ -15,32 +15,14 @@ from octavo.models.ops.few_rows import (
 )
 from octavo.models.ops.gemv import gemv
 from octavo.models.ops.norm import Norm, Normed
+from tests.models.ops.operands import DEVICE, MODEL_SHAPES, draw, make_operands, product
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2**-9}
 if DEVICE == "cuda":  # the interpreter multiplies bfloat16 wrongly
     TOLERANCE[torch.bfloat16] = 2**-7
 EPS = 1e-5
 SMALL = Tile(16, 32, 2, 1)
 SPLIT = Tile(16, 32, 2, 3)
-MODEL_SHAPES = [
-    (6144, 4096),
-    (4096, 4096),
-    (24576, 4096),
-    (4096, 12288),
-    (4096, 1024),
-    (1024, 3072),
-]
-
-
-def draw(*shape, dtype=torch.float32):
-    return torch.randn(shape, device=DEVICE).to(dtype)
-
-
-def make_operands(num_rows, num_features, num_inputs, dtype=torch.float32):
-    """Random operands whose products have a spread of 1."""
-    x = draw(num_rows, num_inputs) * num_inputs**-0.5
-    return x.to(dtype), draw(num_features, num_inputs, dtype=dtype), draw(num_features, dtype=dtype)
 
 
 def multiply(x, weight, bias=None, *, tile=None, **folded):
@@ -48,10 +30,6 @@ def multiply(x, weight, bias=None, *, tile=None, **folded):
     if len(x.values if isinstance(x, Normed) else x) == 1:
         return gemv(x, weight, bias, **folded)
     return multiply_few_rows(x, weight, bias, tile=tile, **folded)
-
-
-def product(x, weight, bias=None):
-    return functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
 
 
 def assert_close(found, expected):

@@ -1,13 +1,15 @@
 """The product with one row against torch in float64, whatever the shape and the type."""
 
+from functools import partial
+
 import pytest
 import torch
-from torch.nn import functional
 
 from octavo.models.ops.gemv import choose_tile
 from octavo.models.ops.gemv import gemv as gemv_with_folding
+from tests.models.ops import operands
+from tests.models.ops.operands import DEVICE, product
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2**-10}
 if DEVICE == "cuda":  # the interpreter cuts where the device rounds
     TOLERANCE[torch.bfloat16] = 2**-8
@@ -20,15 +22,11 @@ def gemv(x, weight, bias=None, *, out=None):
     return gemv_with_folding(x, weight, bias, out=out).out
 
 
-def make_operands(num_outputs, num_inputs, dtype=torch.float32):
-    """Random operands whose products have a spread of 1."""
-    x = torch.randn(1, num_inputs, device=DEVICE) * num_inputs**-0.5
-    weight, bias = torch.randn(num_outputs, num_inputs), torch.randn(num_outputs)
-    return x.to(dtype), weight.to(DEVICE, dtype), bias.to(DEVICE, dtype)
+make_operands = partial(operands.make_operands, 1)
 
 
 def assert_product(found, x, weight, bias=0.0):
-    expected = functional.linear(x.double(), weight.double()) + bias
+    expected = product(x, weight) + bias
     tolerance = TOLERANCE[found.dtype]
     torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
 

@@ -7,6 +7,8 @@ from torch.nn import functional
 from octavo.models.ops.hopper_tiles import Tile
 from octavo.models.ops.linear_hopper import can_multiply_on_hopper, multiply_on_hopper
 from octavo.models.ops.norm import Norm, Normed
+from tests.models.ops import operands
+from tests.models.ops.operands import MODEL_SHAPES, product
 
 EPS = 1e-5
 TOLERANCE = 2**-7
@@ -17,31 +19,18 @@ TILES = [
     Tile(num_consumers=1, num_parts=8),
     Tile(num_consumers=1, num_parts=2, num_neighbours=2),
 ]
-MODEL_SHAPES = [
-    (6144, 4096),
-    (4096, 4096),
-    (24576, 4096),
-    (4096, 12288),
-    (4096, 1024),
-    (1024, 3072),
-]
 
 
 def draw(*shape):
-    return torch.randn(shape, device="cuda").to(torch.bfloat16)
+    return operands.draw(*shape, dtype=torch.bfloat16)
 
 
 def make_operands(num_rows, num_features, num_inputs):
-    """Random operands whose products have a spread of 1; skips where the kernel does not run."""
-    x = (draw(num_rows, num_inputs) * num_inputs**-0.5).to(torch.bfloat16)
-    weight = draw(num_features, num_inputs)
+    """Return x and a weight; skips where the kernel does not run."""
+    x, weight, _ = operands.make_operands(num_rows, num_features, num_inputs, torch.bfloat16)
     if not can_multiply_on_hopper(x, weight):
         pytest.skip("not the device that the kernel is for")
     return x, weight
-
-
-def product(x, weight):
-    return functional.linear(x.double(), weight.double())
 
 
 def assert_close(found, expected):
