@@ -95,6 +95,8 @@ def test_the_stream_is_rounded_and_then_normalised(dtype, rows):
 
 def test_a_row_is_the_same_in_any_company():
     x, weight, _ = make_operands(MAX_ROWS, 24, 70)
+    if DEVICE == "cpu":  # the interpreter adds in an order of its own, small integers without error
+        x, weight = (64 * x).round(), weight.round()
     whole = multiply_few_rows(x, weight, tile=SPLIT).out
     for rows in (slice(0, 2), slice(5, 14), slice(20, 32)):
         assert torch.equal(multiply_few_rows(x[rows], weight, tile=SPLIT).out, whole[rows])
