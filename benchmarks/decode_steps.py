@@ -4,9 +4,10 @@ Runs ``--batch`` requests of ``--context`` tokens until all decode, then measure
 twice: by the clock alone, and under torch's profiler, which tells the kernels of a step, their
 times and how long the device idles between the last kernel of one step and the first of the next.
 Host work is what a step costs the engine's thread besides waiting for the device. Prints one JSON
-line; ``--kernels`` adds a table.
+line a batch; ``--parts`` adds the host work by parts, whose clocks add to it, and ``--kernels`` a
+table.
 
-usage: python benchmarks/decode_steps.py MODEL [--batch 64] [--context 1024] [--kernels]
+usage: python benchmarks/decode_steps.py MODEL [--batch 1,64] [--context 1024] [--kernels] [--parts]
            [--quantization fp8] [--kv-cache-dtype fp8]
 """
 
@@ -16,8 +17,8 @@ import statistics
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
@@ -26,24 +27,44 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from octavo import LLM, SamplingParams
-from octavo.executor.device_runner import LaunchedStep
+from octavo.engine.core import EngineCore
+from octavo.engine.request_tracker import RequestTracker
+from octavo.engine.scheduler import Scheduler
+from octavo.executor.device_runner import DeviceRunner, LaunchedStep
+from octavo.executor.graphs import StepGraphs
+from octavo.executor.staging import ReadbackRing
 from octavo.executor.step import StepResult
+from octavo.executor.step_uploads import StepUploads
 from octavo.sampling_params import RequestOutputKind
 
 SETTLING_STEPS = 20
 MAX_STEP_TOKENS = 16_384
+PARTS: dict[str, tuple[type, str]] = {
+    "core": (EngineCore, "step"),
+    "plan": (Scheduler, "plan"),
+    "launch": (DeviceRunner, "launch"),
+    "upload": (StepUploads, "send"),
+    "graphs": (StepGraphs, "run"),
+    "readback": (ReadbackRing, "fetch"),
+    "result": (LaunchedStep, "wait"),
+    "update": (Scheduler, "update"),
+    "outputs": (RequestTracker, "update"),
+    "waiting": (torch.cuda.Event, "synchronize"),
+}
+"""Methods whose time is told apart, each without that of those within it."""
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--batch", default="64", help="numbers of requests, with commas")
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--quantization")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--kernels", action="store_true")
+    parser.add_argument("--parts", action="store_true")
     args = parser.parse_args()
     llm = LLM(
         args.model,
@@ -53,27 +74,39 @@ def main() -> None:
         kv_cache_dtype=args.kv_cache_dtype,
         max_model_len=36_000,
     )
-    add_requests(llm, args.batch, args.context, args.steps)
+    for batch in map(int, args.batch.split(",")):
+        measure(llm, batch, args)
+
+
+def measure(llm: LLM, batch: int, args: argparse.Namespace) -> None:
+    """Measure steps of so many requests, print, and end the requests."""
+    add_requests(llm, batch, args.context, args.steps)
     run_steps(llm, SETTLING_STEPS)
     with recorded_waits() as waits_s:
         started = time.perf_counter()
         run_steps(llm, args.steps)
         step_us = 1e6 * (time.perf_counter() - started) / args.steps
     host_us = step_us - 1e6 * sum(waits_s) / args.steps
+    result = {"batch": batch, "step_us": step_us, "host_us": host_us}
+    if args.parts:
+        result |= measure_parts(llm, args.steps)
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         run_steps(llm, args.steps)
         torch.cuda.synchronize()
     events = find_device_events(profiler)
-    result = {"step_us": step_us, "host_us": host_us} | describe(events, args.steps)
+    result |= describe(events, args.steps)
     report(args, {name: round(value, 1) for name, value in result.items()})
     if args.kernels:
         print_kernels(events, args.steps)
+    llm.llm_engine.abort_request(map(str, range(batch)))
+    while llm.llm_engine.has_unfinished_requests():
+        llm.llm_engine.step()
 
 
 def add_requests(llm: LLM, batch: int, context: int, steps: int) -> None:
     """Queue requests of random tokens and compute their prompts."""
     generator = torch.Generator().manual_seed(0)
-    num_tokens = 2 * steps + 2 * SETTLING_STEPS + batch
+    num_tokens = 3 * steps + 2 * SETTLING_STEPS + batch
     for index in range(batch):
         prompt = torch.randint(100, 40_000, (context,), generator=generator).tolist()
         params = SamplingParams(
@@ -108,6 +141,53 @@ def recorded_waits() -> Iterator[list[float]]:
 
     with patch.object(LaunchedStep, "wait", timed):
         yield waits_s
+
+
+def measure_parts(llm: LLM, steps: int) -> dict[str, float]:
+    """Return the us that a step spends in each part; ``engine`` is what lies outside of all."""
+    with Clocks.around(PARTS) as clocks:
+        run_steps(llm, steps)
+    return {f"{name}_us": 1e6 * spent / steps for name, spent in clocks.spent_s.items()}
+
+
+class Clocks:
+    """Charges time to the innermost of the parts that are under way."""
+
+    def __init__(self) -> None:
+        self.spent_s: defaultdict[str, float] = defaultdict(float)
+        self._parts = ["engine"]
+        self._charged_s = time.perf_counter()
+
+    @classmethod
+    @contextmanager
+    def around(cls, parts: dict[str, tuple[type, str]]) -> Iterator["Clocks"]:
+        """Time the named methods until the end of the block."""
+        clocks = cls()
+        with ExitStack() as patches:
+            for part, (owner, name) in parts.items():
+                method = clocks.timed(part, getattr(owner, name))
+                patches.enter_context(patch.object(owner, name, method))
+            yield clocks
+            clocks._charge()
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with clocks at its two ends."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._charge()
+            self._parts.append(part)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._charge()
+                self._parts.pop()
+
+        return call
+
+    def _charge(self) -> None:
+        now_s = time.perf_counter()
+        self.spent_s[self._parts[-1]] += now_s - self._charged_s
+        self._charged_s = now_s
 
 
 def find_device_events(profiler: Any) -> list[tuple[str, float, float]]:
@@ -158,7 +238,6 @@ def report(args: argparse.Namespace, result: dict[str, float]) -> None:
         "commit": commit,
         "device": torch.cuda.get_device_name(),
         "model": args.model.rstrip("/").split("/")[-1],
-        "batch": args.batch,
         "context": args.context,
         "quantization": args.quantization,
         "kv_cache_dtype": args.kv_cache_dtype,

@@ -25,15 +25,23 @@ from octavo.executor.ops.sample import VARIED_BATCHES
 from octavo.executor.row_uploads import RowUploads
 from octavo.executor.sampler import EXHAUSTED, NON_FINITE
 from octavo.executor.staging import Readback, ReadbackRing, UploadRing
-from octavo.executor.step import ExecutorInfo, NewRow, RowSampling, Step, StepResult
+from octavo.executor.step import (
+    ExecutorInfo,
+    Int32Array,
+    NewRow,
+    RowSampling,
+    Step,
+    StepResult,
+)
 from octavo.executor.step_program import (
-    COLUMN_WORDS,
     DeviceState,
     StepProgram,
     StepShape,
     create_workspace,
     slice_batch,
 )
+from octavo.executor.step_uploads import StepUploads
+from octavo.executor.streams import create_stream, launching_on
 from octavo.models.causal_lm import CausalLM
 from octavo.models.ops import few_rows, linear_hopper
 
@@ -60,10 +68,9 @@ class DeviceRunner:
         self.info = info
         self._device = device
         self._graph_shapes = graph_shapes
-        self._stream = _create_stream(device)
+        self._stream = create_stream(device)
         capacity = max(MIN_UPLOAD_WORDS, 2 * info.max_model_len + 4 * info.vocab_size)
-        self._uploads = UploadRing(capacity, device)
-        self._readbacks = ReadbackRing(2 * info.num_rows, device)
+        self._uploads = UploadRing(capacity, device, self._stream)
         rows = DeviceRows.create(
             info.num_rows,
             max_model_len=info.max_model_len,
@@ -74,8 +81,9 @@ class DeviceRunner:
         self._row_uploads = RowUploads(rows, self._uploads)
         self._requests: dict[int, NewRow] = {}
         self._reporting: set[int] = set()  # rows that want log-probabilities, of any kind
-        self._num_blocks = [0] * info.num_rows
+        self._step_uploads = StepUploads(self._uploads, num_rows=info.num_rows)
         workspace, self._results = create_workspace(info.num_rows, device)
+        self._readbacks = ReadbackRing(self._results, self._stream)
         self._state = DeviceState(
             model, backend, rows, self._uploads.device_words, workspace, info.block_size
         )
@@ -96,8 +104,7 @@ class DeviceRunner:
         shapes += [StepShape.padded(size, size) for size in sizes[1:]]
         shapes += [StepShape.padded(size, 2 * size) for size in sizes]
         shapes += [StepShape.padded(min(size, num_rows), size) for size in FEW_TOKENS]
-        stream = torch.cuda.stream(self._stream)
-        with torch.inference_mode(), stream, compiler.compiling_ahead():
+        with launching_on(self._stream), compiler.compiling_ahead():
             for shape in shapes:
                 batch = self._create_batch(shape.num_rows, shape.num_tokens)
                 batch.input_ids.zero_()  # what torch reads must be an index
@@ -115,14 +122,14 @@ class DeviceRunner:
     def warm_up(self) -> None:
         """Capture decode steps of the sizes of a few users, and run one with edits once."""
         decode = [shape for shape in self._graph_shapes if shape.is_decode]
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
+        with launching_on(self._stream):
             for shape in decode:
                 if shape.num_rows in EAGER_SIZES:
-                    self._upload_padding(shape)
+                    self._step_uploads.send_padding(shape)
                     self.graphs.run(shape, has_edits=False)
                     self.graphs.run(shape, has_edits=False)  # captures
             for shape in decode[:1]:
-                self._upload_padding(shape)
+                self._step_uploads.send_padding(shape)
                 self.graphs.run(shape, has_edits=True)
         torch.cuda.synchronize(self._device)
 
@@ -132,8 +139,8 @@ class DeviceRunner:
         if shape is None:
             return False
         try:
-            with torch.inference_mode(), torch.cuda.stream(self._stream):
-                self._upload_padding(shape)
+            with launching_on(self._stream):
+                self._step_uploads.send_padding(shape)
                 self.graphs.run(shape, has_edits=False)
         except torch.OutOfMemoryError:  # nobody asked for this step: nobody may die of it
             self.graphs.give_up(shape)
@@ -142,8 +149,8 @@ class DeviceRunner:
     def profile(self, *, num_tokens: int) -> None:
         """Run the largest step without writing anything, for its memory."""
         shape = StepShape.padded(self.info.num_rows, num_tokens)
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
-            self._upload_padding(shape)
+        with launching_on(self._stream):
+            self._step_uploads.send_padding(shape)
             batch = self._create_batch(shape.num_rows, shape.num_tokens)
             program = StepProgram(self._state, shape, batch)
             program.forward()
@@ -154,7 +161,7 @@ class DeviceRunner:
 
     def launch(self, step: Step) -> Callable[[], StepResult]:
         """Enqueue one step; returns a function that waits for its result."""
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
+        with launching_on(self._stream):
             self._apply(step)
             if not len(step.rows):
                 return LaunchedStep(step, None, None, {}).wait
@@ -164,7 +171,7 @@ class DeviceRunner:
             if not self._reporting.isdisjoint(rows):
                 logprobs = self._find_logprobs(step, program)
                 prompt_logprobs = self._find_prompt_logprobs(step, program)
-            readback = self._readbacks.fetch(self._results)
+            readback = self._readbacks.fetch()
             return LaunchedStep(step, readback, logprobs, prompt_logprobs).wait
 
     def _apply(self, step: Step) -> None:
@@ -177,7 +184,7 @@ class DeviceRunner:
             self._requests[new.row] = new
             if _wants_logprobs(new.sampling):
                 self._reporting.add(new.row)
-            self._num_blocks[new.row] = len(new.block_ids)
+            self._step_uploads.note_row(new)
         self._row_uploads.write(step.new_rows)
         for copy in step.copies:
             self._state.backend.copy_block(copy.source, copy.target)
@@ -191,7 +198,7 @@ class DeviceRunner:
             graph_shape = self.graphs.find_mixed_shape(len(rows), num_tokens)
         if graph_shape is not None:
             graph_shape = self.graphs.choose(graph_shape)
-            self._upload(step, graph_shape)
+            self._step_uploads.send(step, graph_shape)
             return self.graphs.run(graph_shape, has_edits=has_edits)
         shape = StepShape(
             num_rows=len(rows),
@@ -200,44 +207,12 @@ class DeviceRunner:
             max_row_tokens=int(step.num_tokens.max()),
             num_ranges=len(step.new_blocks),
         )
-        self._upload(step, shape)
+        self._step_uploads.send(step, shape)
         batch = self._create_batch(shape.num_rows, shape.num_tokens)
         program = StepProgram(self._state, shape, batch)
         program.forward()
         program.sample(self._edited.take() if has_edits else None)
         return program
-
-    def _upload(self, step: Step, shape: StepShape) -> None:
-        """Send columns and table growth; rows beyond the step's are padding."""
-        words = self._uploads.take()
-        num_rows = len(step.rows)
-        columns = words[: shape.ranges_start].reshape(COLUMN_WORDS, shape.num_rows)
-        columns[0, num_rows:] = -1
-        columns[1:, num_rows:] = 0
-        columns[0, :num_rows] = step.rows
-        columns[1, :num_rows] = step.num_tokens
-        columns[2, :num_rows] = step.num_computed_tokens
-        columns[3, :num_rows] = step.sample
-        ranges: list[int] = []
-        values: list[int] = []
-        for growth in step.new_blocks:
-            row, block_ids = growth.row, growth.block_ids
-            num_blocks = self._num_blocks[row]
-            ranges += (row, num_blocks, shape.values_start + len(values), len(block_ids))
-            values += block_ids
-            self._num_blocks[row] = num_blocks + len(block_ids)
-        ranges_end, values_end = shape.ranges_start + len(ranges), shape.values_start + len(values)
-        words[shape.ranges_start : ranges_end] = ranges
-        words[ranges_end : shape.values_start] = 0
-        words[shape.values_start : values_end] = values
-        self._uploads.send(values_end)
-
-    def _upload_padding(self, shape: StepShape) -> None:
-        """Send a step without a row."""
-        words = self._uploads.take()
-        words[: shape.values_start] = 0
-        words[: shape.num_rows] = -1
-        self._uploads.send(shape.values_start)
 
     def _create_program(self, shape: StepShape) -> StepProgram:
         if shape.is_decode:
@@ -299,13 +274,8 @@ class LaunchedStep:
         if self.readback is None:
             return StepResult(self.step.step_id, np.empty(0, dtype=np.int32))
         words = self.readback.wait()  # copied behind everything else of the step
-        num_sampled = self.step.num_sampled
-        token_ids, faults = words.reshape(2, -1)[:, :num_sampled]
-        sampled = np.flatnonzero(self.step.sample)
-        errors = {
-            int(sampled[index]): EXHAUSTED if faults[index] == EXHAUSTED_CODE.value else NON_FINITE
-            for index in np.flatnonzero(faults)
-        }
+        token_ids, faults = words.reshape(2, -1)[:, : self.step.num_sampled]
+        errors = self._read_faults(faults) if np.count_nonzero(faults) else {}
         prompt_logprobs = {}
         for index, pending in self.prompt_logprobs.items():
             if (entries := pending.read()) is None:
@@ -320,6 +290,13 @@ class LaunchedStep:
             errors,
         )
 
+    def _read_faults(self, faults: Int32Array) -> dict[int, str]:
+        sampled = np.flatnonzero(self.step.sample)
+        return {
+            int(sampled[index]): EXHAUSTED if faults[index] == EXHAUSTED_CODE.value else NON_FINITE
+            for index in np.flatnonzero(faults)
+        }
+
 
 def list_varied_rows(most: int) -> list[int]:
     """Return numbers of rows for all of which products may be computed by different kernels."""
@@ -333,11 +310,3 @@ def list_varied_rows(most: int) -> list[int]:
 
 def _wants_logprobs(sampling: RowSampling) -> bool:
     return sampling.num_logprobs is not None or sampling.num_prompt_logprobs is not None
-
-
-def _create_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """Return the one stream that all of an engine's work runs on; None in Triton's interpreter."""
-    if device.type != "cuda":
-        return None
-    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's stub
-    return stream

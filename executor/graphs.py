@@ -12,6 +12,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -73,44 +74,35 @@ class StepGraphs:
         *,
         edited: "EditScratch",
     ) -> None:
-        self._shapes = sorted(shapes, key=lambda shape: (shape.num_rows, shape.num_tokens))
-        self._decode_sizes = sorted(shape.num_rows for shape in shapes if shape.is_decode)
+        ordered = sorted(shapes, key=lambda shape: (shape.num_rows, shape.num_tokens))
+        self._decode = [shape for shape in ordered if shape.is_decode]
+        self._decode_sizes = [shape.num_rows for shape in self._decode]
         mixed = [shape for shape in shapes if not shape.is_decode]
         self._mixed = sorted(mixed, key=lambda shape: (shape.num_tokens, shape.num_rows))
         self._create = create
         self._edited = edited
-        self._programs: dict[StepShape, StepProgram] = {}
-        self._launched: set[tuple[StepShape, Part]] = set()
+        self._runs = {shape: ShapeRuns(shape) for shape in ordered}
         self._num_padded: Counter[StepShape] = Counter()
         """Rows that steps of smaller shapes were padded by to each, since it last was too many."""
-        self._graphs: dict[tuple[StepShape, Part], torch.cuda.CUDAGraph | None] = {}
-        """None where capture failed: it is not tried again."""
         self._pool = torch.cuda.graph_pool_handle() if shapes else None
-
-    @property
-    def captured_shapes(self) -> list[StepShape]:
+        self.captured_shapes: list[StepShape] = []
         """The shapes whose forward pass is a graph, in the order of their capture."""
-        return [
-            shape for (shape, part), graph in self._graphs.items() if part == "forward" and graph
-        ]
 
     def find_uncaptured(self) -> StepShape | None:
         """Return the shape with the fewest rows that no step has been captured of."""
         return next(
-            (shape for shape in self._shapes if (shape, "forward") not in self._graphs), None
+            (shape for shape, runs in self._runs.items() if "forward" not in runs.graphs), None
         )
 
     def give_up(self, shape: StepShape) -> None:
         """Launch steps of a shape singly from now on, for there is no memory to capture one."""
         logger.warning("no memory to capture %s", shape, exc_info=True)
-        self._graphs[shape, "forward"] = None
+        self._runs[shape].graphs["forward"] = None
 
     def find_decode_shape(self, num_rows: int) -> StepShape | None:
         """Return what a step in which all rows compute and sample one token is padded to."""
         index = bisect_left(self._decode_sizes, num_rows)
-        if index == len(self._decode_sizes):
-            return None
-        return StepShape.padded(self._decode_sizes[index], self._decode_sizes[index])
+        return self._decode[index] if index < len(self._decode) else None
 
     def find_mixed_shape(self, num_rows: int, num_tokens: int) -> StepShape | None:
         """Return what any other step is padded to; None where it is launched singly."""
@@ -123,9 +115,9 @@ class StepGraphs:
 
     def choose(self, shape: StepShape) -> StepShape:
         """Return what a step padded to ``shape`` runs as: that, or a larger shape with a graph."""
-        key: tuple[StepShape, Part] = shape, "forward"
-        is_captured_next = key in self._launched and key not in self._graphs
-        if self._graphs.get(key) or is_captured_next:
+        runs = self._runs[shape]
+        is_captured_next = "forward" in runs.launched and "forward" not in runs.graphs
+        if runs.graphs.get("forward") or is_captured_next:
             return shape
         larger = self._find_captured(shape)
         if larger is None or self._is_worth_capturing(shape, larger):
@@ -134,15 +126,16 @@ class StepGraphs:
 
     def run(self, shape: StepShape, *, has_edits: bool) -> StepProgram:
         """Launch a step whose upload is on its way; returns its program."""
-        program = self._find_program(shape)
+        runs = self._runs[shape]
+        program = runs.program = runs.program or self._create(shape)
         edited = self._edited.take() if has_edits else None
-        is_graph = self._launch(shape, "forward", program.forward)
+        is_graph = self._launch(runs, "forward", program.forward)
         part: Part = "sample with edits" if has_edits else "sample"
         if is_graph:  # the logits are always in the same place
-            self._launch(shape, part, lambda: program.sample(edited))
+            self._launch(runs, part, lambda: program.sample(edited))
         else:
             program.sample(edited)
-            self._launched.add((shape, part))
+            runs.launched.add(part)
         return program
 
     def _find_captured(self, shape: StepShape) -> StepShape | None:
@@ -158,7 +151,7 @@ class StepGraphs:
 
     def _is_worth_capturing(self, shape: StepShape, larger: StepShape) -> bool:
         """Count one more step that is padded to a larger shape; True when it was one too many."""
-        if (shape, "forward") in self._graphs:
+        if "forward" in self._runs[shape].graphs:
             return False  # it cannot be captured
         self._num_padded[larger] += shape.count_padding(larger)
         if self._num_padded[larger] <= CAPTURE_ROWS:
@@ -166,16 +159,15 @@ class StepGraphs:
         del self._num_padded[larger]
         return True
 
-    def _launch(self, shape: StepShape, part: Part, launch: Callable[[], None]) -> bool:
+    def _launch(self, runs: "ShapeRuns", part: Part, launch: Callable[[], None]) -> bool:
         """Launch a part, captured if it has run before; returns whether it was a graph."""
-        key = shape, part
-        if key in self._launched and key not in self._graphs:
-            self._graphs[key] = self._capture(shape, part, launch)
-        if graph := self._graphs.get(key):
+        if part in runs.launched and part not in runs.graphs:
+            runs.graphs[part] = self._capture(runs.shape, part, launch)
+        if graph := runs.graphs.get(part):
             graph.replay()
             return True
         launch()
-        self._launched.add(key)
+        runs.launched.add(part)
         return False
 
     def _capture(
@@ -194,6 +186,8 @@ class StepGraphs:
                 exc_info=True,
             )
             return None
+        if part == "forward":
+            self.captured_shapes.append(shape)
         logger.info(
             "captured %s of %d rows and %d tokens in %.2f s",
             part,
@@ -203,11 +197,6 @@ class StepGraphs:
         )
         return graph
 
-    def _find_program(self, shape: StepShape) -> StepProgram:
-        if shape not in self._programs:
-            self._programs[shape] = self._create(shape)
-        return self._programs[shape]
-
     def _record(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -216,6 +205,18 @@ class StepGraphs:
         finally:  # the stream must leave capture mode, whatever launch raised
             graph.capture_end()
         return graph
+
+
+@dataclass(slots=True)
+class ShapeRuns:
+    """What steps of one shape have left for those that follow."""
+
+    shape: StepShape
+    program: StepProgram | None = None
+    launched: set[Part] = field(default_factory=set)
+    """What has been launched singly."""
+    graphs: dict[Part, torch.cuda.CUDAGraph | None] = field(default_factory=dict)
+    """None where capture failed: it is not tried again."""
 
 
 class EditScratch:

@@ -6,7 +6,6 @@ last use; on the device, one buffer is enough, for all copies and kernels run on
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +34,7 @@ class Slot:
 class PassedEvent:
     """The event of a device that has done its work when a call returns: Triton's interpreter."""
 
-    def record(self) -> None:
+    def record(self, stream: torch.cuda.Stream | None) -> None:
         """Nothing is under way."""
 
     def synchronize(self) -> None:
@@ -43,12 +42,20 @@ class PassedEvent:
 
 
 class UploadRing:
-    """Carries int32 words to a device buffer of the same capacity, whose address never changes."""
+    """Carries int32 words to a device buffer of the same capacity, whose address never changes.
 
-    def __init__(self, capacity: int, device: torch.device) -> None:
+    What is copied has one of a few lengths, powers of two, for which tensors are kept.
+    """
+
+    def __init__(
+        self, capacity: int, device: torch.device, stream: torch.cuda.Stream | None
+    ) -> None:
         self.capacity = capacity
         self.device_words = torch.empty(capacity, dtype=torch.int32, device=device)
+        self._stream = stream
         self._slots = [Slot.create(capacity, device) for _ in range(NUM_SLOTS)]
+        self._targets = _slice_to_powers(self.device_words)
+        self._sources = [_slice_to_powers(slot.memory) for slot in self._slots]
         self._next = 0
 
     def take(self) -> Int32Array:
@@ -58,28 +65,34 @@ class UploadRing:
         return slot.words
 
     def send(self, num_words: int) -> None:
-        """Copy the first words of the taken slot to the device, on the current stream."""
-        slot = self._slots[self._next]
-        self._next = (self._next + 1) % NUM_SLOTS
-        self.device_words[:num_words].copy_(slot.memory[:num_words], non_blocking=True)
-        slot.free.record()
+        """Copy the first words of the taken slot to the device, on the stream, which is current.
+
+        Up to as many more are written, with whatever lies behind them in the slot.
+        """
+        place = self._next
+        self._next = (place + 1) % NUM_SLOTS
+        power = (num_words - 1).bit_length()
+        self._targets[power].copy_(self._sources[place][power], non_blocking=True)
+        self._slots[place].free.record(self._stream)
 
 
 class ReadbackRing:
-    """Brings device words back; a slot is read by the host before its turn comes again."""
+    """Brings a device tensor back; a slot is read by the host before its turn comes again."""
 
-    def __init__(self, capacity: int, device: torch.device) -> None:
+    def __init__(self, device_words: Tensor, stream: torch.cuda.Stream | None) -> None:
+        self._source = device_words.view(-1)
+        self._stream = stream
+        capacity, device = len(self._source), device_words.device
         self._slots = [Slot.create(capacity, device) for _ in range(NUM_SLOTS)]
         self._next = 0
 
-    def fetch(self, device_words: Tensor) -> "Readback":
-        """Start to copy a contiguous tensor, on the current stream."""
+    def fetch(self) -> "Readback":
+        """Start to copy, on the stream, which is current."""
         slot = self._slots[self._next]
         self._next = (self._next + 1) % NUM_SLOTS
-        num_words = device_words.numel()
-        slot.memory[:num_words].copy_(device_words.view(-1), non_blocking=True)
-        slot.free.record()
-        return Readback(slot, num_words)
+        slot.memory.copy_(self._source, non_blocking=True)
+        slot.free.record(self._stream)
+        return Readback(slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +100,22 @@ class Readback:
     """Words on their way to the host."""
 
     slot: Slot
-    num_words: int
 
     def wait(self) -> Int32Array:
         """Wait for the copy and return an array of its own."""
         self.slot.free.synchronize()
-        words: Int32Array = np.array(self.slot.words[: self.num_words])
-        return words
+        return self.slot.words.copy()
 
 
 def to_device(values: Int32Array, device: torch.device) -> Tensor:
     """Upload a small array without waiting for the device."""
     host = torch.from_numpy(values)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+
+
+def _slice_to_powers(words: Tensor) -> list[Tensor]:
+    """Return the first 1, 2, 4 and so on of the words, and all of them last."""
+    return [words[: 2**power] for power in range((len(words) - 1).bit_length() + 1)]
 
 
 def _create_event(*, is_cuda: bool) -> "torch.cuda.Event | PassedEvent":

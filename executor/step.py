@@ -69,8 +69,7 @@ class BlockCopy:
     target: int
 
 
-@dataclass(frozen=True, slots=True)
-class NewBlocks:
+class NewBlocks(msgspec.Struct, frozen=True):
     """Blocks appended to a row's table."""
 
     row: int
@@ -99,7 +98,7 @@ class Step:
     @property
     def num_sampled(self) -> int:
         """How many rows sample a token in this step."""
-        return int(self.sample.sum())
+        return int(np.count_nonzero(self.sample))
 
 
 @dataclass(frozen=True, slots=True)

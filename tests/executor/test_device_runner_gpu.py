@@ -84,6 +84,18 @@ def test_launching_never_waits_for_the_device(tiny_spm):
     assert all(len(request.outputs) == 6 for request in hand.requests.values())
 
 
+def test_a_thread_that_steps_keeps_its_stream_and_its_mode(tiny_spm):
+    hand = ByHand(make_executor(tiny_spm, max_model_len=128), lag=1)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        before = torch.cuda.current_stream()
+        admit_all(hand, 8)
+        decode(hand, 3)
+        hand.finish()
+        assert torch.cuda.current_stream() == before
+        assert not torch.is_inference_mode_enabled()
+    assert all(len(request.outputs) == 4 for request in hand.requests.values())
+
+
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -189,7 +201,7 @@ def test_no_size_of_batch_waits_for_a_compiler(tiny_spm, compiled):
     with torch.inference_mode(), torch.cuda.stream(runner._stream):
         for shape in runner._graph_shapes:
             for has_edits in (False, True):
-                runner._upload_padding(shape)
+                runner._step_uploads.send_padding(shape)
                 runner.graphs.run(shape, has_edits=has_edits)
     torch.cuda.synchronize()
     assert compiled == []
