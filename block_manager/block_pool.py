@@ -75,7 +75,6 @@ class BlockPool:
 
     def take(self) -> Block:
         """Hand out a block without a key and with one reference; evicts if nothing is free."""
-        assert self.num_available > 0, f"none of {self.num_blocks} blocks is free or cached"
         block = self._free.popleft() if self._free else self._evict()
         block.num_references = 1
         return block
@@ -143,6 +142,7 @@ class BlockPool:
             assert self.blocks[block_id].key is not None, f"cached block {block_id} has no key"
 
     def _evict(self) -> Block:
+        assert self._cached, f"none of {self.num_blocks} blocks is free or cached"
         _, block = self._cached.popitem(last=False)
         assert block.key is not None
         del self._block_of_key[block.key]

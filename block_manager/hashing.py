@@ -7,6 +7,8 @@ K/V values depend on. A chain of keys is a path in a radix tree whose edges are 
 
 import hashlib
 import struct
+import sys
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -51,7 +53,7 @@ class KeyChain:
         end = len(token_ids) // size
         if start == end:
             return
-        data = np.asarray(token_ids[start * size : end * size], dtype="<i4").tobytes()
+        data = _pack(token_ids[start * size : end * size])
         parent, num_bytes = self.keys[-1], 4 * size
         extra = self._first_block_extra if start == 0 else b""
         for place in range(0, len(data), num_bytes):  # once for each block of every prompt
@@ -98,6 +100,14 @@ def count_equal(first: Sequence[int], second: Sequence[int]) -> int:
 
 def _digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:KEY_BYTES]
+
+
+def _pack(token_ids: Sequence[int]) -> bytes:
+    """Return the ids as little-endian int32."""
+    words = array("i", token_ids)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words.tobytes()
 
 
 def _encode(parts: list[bytes]) -> bytes:

@@ -167,15 +167,17 @@ class BlockManager:
         K/V a launched step stores. A block whose key exists elsewhere keeps none.
         """
         table = self._tables[number]
-        keys = self._chains[number].keys
         end = num_tokens // self.spec.block_size
+        if end <= table.num_sealed:
+            return
+        keys = self._chains[number].keys
         for index in range(table.num_sealed, end):
             key = keys[index + 1]
             if self.pool.assign_key(table.blocks[index], key):
                 self._born.append(table.blocks[index])
             if self._coming.get(key) == number:
                 del self._coming[key]
-        table.num_sealed = max(table.num_sealed, end)
+        table.num_sealed = end
 
     def release(self, number: int) -> None:
         """Give back all blocks of a request, tail first, so that a prefix outlives what builds on
@@ -246,7 +248,7 @@ class BlockManager:
     def _append(self, table: BlockTable, num_new: int) -> tuple[int, ...]:
         blocks = [self.pool.take() for _ in range(num_new)]
         table.blocks.extend(blocks)
-        return tuple(block.block_id for block in blocks)
+        return tuple([block.block_id for block in blocks])
 
     def _announce(self, number: int, table: BlockTable) -> None:
         keys = self._chains[number].keys

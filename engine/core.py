@@ -201,6 +201,7 @@ class EngineCore:
         for new_row in step.new_rows:
             request = self.scheduler.requests[new_row.number]
             if request.num_retractions == 0:
+                self._log.note_start(request)
                 started = StartedRequest(request.number, now_s, request.num_cached_tokens)
                 outputs.started.append(started)
         return True
@@ -217,14 +218,12 @@ class EngineCore:
 
     def _collect(self, result: StepResult, updated: UpdatedStep, outputs: "OutputColumns") -> None:
         self._store_prompt_logprobs(result, updated)
-        numbers, token_ids = outputs.numbers, outputs.token_ids
-        for request, token_id in zip(updated.sampled, result.token_ids.tolist(), strict=True):
-            if request is None:
-                continue
-            if request.num_output_tokens == 1:
-                self._log.note_first_token(request, self._clock())
-            numbers.append(request.number)
-            token_ids.append(token_id)
+        outputs.numbers = [request.number for request in updated.sampled if request is not None]
+        token_ids = result.token_ids
+        if len(outputs.numbers) < len(token_ids):
+            token_ids = token_ids[[request is not None for request in updated.sampled]]
+        outputs.token_ids = pack_ids(token_ids)
+        self._log.note_first_tokens(self._clock())
         for index, entry in result.logprobs.items():
             if (request := updated.sampled[index]) is not None:
                 outputs.logprobs[request.number] = _pack_logprobs(entry)
@@ -300,7 +299,7 @@ class OutputColumns:
     is_due: bool = False
     """True when the statistics have changed and nothing else has."""
     numbers: list[int] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: bytes = b""
     logprobs: dict[int, LogprobEntry] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[LogprobEntry]] = field(default_factory=dict)
     started: list[StartedRequest] = field(default_factory=list)
@@ -319,7 +318,7 @@ class OutputColumns:
         """Make the message."""
         return CoreOutputs(
             numbers=self.numbers,
-            token_ids=pack_ids(self.token_ids),
+            token_ids=self.token_ids,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             started=self.started,

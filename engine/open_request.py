@@ -223,7 +223,6 @@ class Answer:
     ) -> None:
         self.number = number
         self.index = index
-        self.has_news = False
         self._detokenizer = detokenizer
         self._includes_stop = params.include_stop_str_in_output
         self._interval = params.stream_interval or 1
@@ -233,6 +232,13 @@ class Answer:
         self._logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         self._cumulative_logprob = 0.0
         self._finish: Finish | None = None
+        self._owes_end = False
+
+    @property
+    def has_news(self) -> bool:
+        """True when enough has come since the last output, or the end."""
+        num_new = len(self._token_ids) - self._num_taken
+        return self._owes_end or num_new >= (self._interval if self._num_taken else 1)
 
     @property
     def finished(self) -> bool:
@@ -255,8 +261,6 @@ class Answer:
         A stop token is one of the answer's tokens, but part of its text only on request.
         """
         self._token_ids.append(token_id)
-        num_new = len(self._token_ids) - self._num_taken
-        self.has_news = num_new >= self._interval or not self._num_taken
         if self._detokenizer is None or (is_stop_token and not self._includes_stop):
             return None
         return self._detokenizer.append(token_id)
@@ -270,7 +274,7 @@ class Answer:
     def finish(self, finish: Finish) -> None:
         """End the answer and release the text that was held back."""
         self._finish = finish
-        self.has_news = True
+        self._owes_end = True
         if self._detokenizer is not None:
             self._detokenizer.finish()
 
@@ -287,7 +291,7 @@ class Answer:
         return "" if self._detokenizer is None else self._detokenizer.take()
 
     def _create_output(self, text: str, *, start: int) -> CompletionOutput:
-        self.has_news = False
+        self._owes_end = False
         self._num_taken = len(self._token_ids)
         finish = self._finish
         return CompletionOutput(

@@ -123,11 +123,6 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def num_remaining_tokens(self) -> int:
-        """Tokens that no launched step has promised yet."""
-        return self.max_total_tokens - self.num_tokens
-
-    @property
     def num_spent_tokens(self) -> int:
         """Tokens that launched steps compute, also again after retractions."""
         return self.num_spent_before + self.num_computed_tokens - self.num_matched_tokens

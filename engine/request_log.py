@@ -16,12 +16,27 @@ class RequestLog:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self._tokenless: list[Request] = []
+        """Those that started and have got no token yet."""
         self._first_token_s: dict[int, float] = {}
         self._ended: deque[RequestExplanation] = deque(maxlen=NUM_ENDED_KEPT)
 
-    def note_first_token(self, request: Request, now_s: float) -> None:
-        """Remember when a request got its first token."""
-        self._first_token_s[request.number] = now_s
+    def note_start(self, request: Request) -> None:
+        """Expect the first token of a request."""
+        self._tokenless.append(request)
+
+    def note_first_tokens(self, now_s: float) -> None:
+        """Remember when requests got their first tokens, if they did now."""
+        if not self._tokenless:
+            return
+        for request in self._tokenless:
+            if request.num_output_tokens:
+                self._first_token_s[request.number] = now_s
+        self._tokenless = [
+            request
+            for request in self._tokenless
+            if not request.num_output_tokens and not request.is_finished
+        ]
 
     def note_end(self, request: Request, now_s: float) -> None:
         """Keep the record of a request that has just ended."""

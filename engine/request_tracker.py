@@ -226,7 +226,7 @@ class RequestTracker:
         self, outputs: CoreOutputs, touched: dict[str, OpenRequest]
     ) -> list[FinishRequest]:
         reasons = {report.number: report.reason for report in outputs.finished}
-        logprobs = outputs.logprobs
+        logprobs, now_s = outputs.logprobs, outputs.now_s
         messages = []
         token_ids = unpack_ids(outputs.token_ids).tolist()
         for number, token_id in zip(outputs.numbers, token_ids, strict=True):
@@ -234,8 +234,9 @@ class RequestTracker:
             if found is None:
                 continue
             request, answer = found
-            request.note_token(outputs.now_s)
-            stop_string = answer.append(token_id, is_stop_token=reasons.get(number) == "stop")
+            request.note_token(now_s)
+            is_stop_token = number in reasons and reasons[number] == "stop"
+            stop_string = answer.append(token_id, is_stop_token=is_stop_token)
             if logprobs and (entry := logprobs.get(number)) is not None:
                 answer.append_logprobs(read_logprobs(entry, self._tokenizer))
             if stop_string is not None:

@@ -5,7 +5,7 @@ states and works through a step.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import count
 
 from octavo.block_manager.block_table import BlockSpec
@@ -18,7 +18,7 @@ from octavo.engine.journal import Journal, PlanDecisions, UpdateChanges
 from octavo.engine.launched_step import LaunchedStep, UpdatedStep
 from octavo.engine.policies import POLICIES
 from octavo.engine.request import Request, RequestStatus
-from octavo.engine.step_builder import StepBuilder
+from octavo.engine.step_builder import StepBuilder, split_by_gap
 from octavo.engine.waiting_queue import WaitingQueue
 from octavo.engine.waits import Holdups, WaitKind, WaitReason
 from octavo.errors import InvalidRequestError
@@ -55,9 +55,10 @@ class Scheduler:
         self.rules = AdmissionRules(config, self.block_manager, self.running)
         self.retractions: Counter[RetractionCause] = Counter()
         self.num_failed_rows = 0
-        self.num_prompt_tokens_computed = 0
         self._finished: list[Request] = []
         self._launched: deque[LaunchedStep] = deque()
+        self._newest: LaunchedStep | None = None
+        """The last step that was planned, whether or not its result has been applied."""
         self._exhausted: list[Request] = []
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._released_rows: list[int] = []
@@ -154,7 +155,7 @@ class Scheduler:
         self.holdups = Holdups()
         self._drain()
         decisions = PlanDecisions()
-        builder = StepBuilder()
+        builder = StepBuilder(self._newest)
         budget, cap = self._continue_running(builder, decisions)
         if decisions.retracted:
             self.growth.learn(self.running.values())
@@ -222,10 +223,10 @@ class Scheduler:
         if not decisions.retracted:
             self.growth.decay()
         decisions.step_id = next(self._step_ids)
-        launched = builder.build(decisions.step_id, tuple(self._released_rows))
+        self._newest = builder.build(decisions.step_id, tuple(self._released_rows))
         self._released_rows.clear()
-        self._launched.append(launched)
-        return launched.step
+        self._launched.append(self._newest)
+        return self._newest.step
 
     def _check_running(self, request: Request) -> None:
         assert request.status is RequestStatus.RUNNING, repr(request)
@@ -252,69 +253,60 @@ class Scheduler:
         Returns the budget that is left, and the most tokens of one prompt in this step.
         """
         budget = self.config.max_num_batched_tokens
-        decoding, prefilling = self._split_by_gap()
+        decoding, prefilling = split_by_gap(self.running.values())
+        del decoding[budget:]
         cap = self._chunk_cap(is_decoding=bool(decoding))
-        planned: dict[Request, int] = {}
-        for request in decoding + prefilling:
+        decisions.retracted += self._grow_tables(decoding, builder)
+        if decisions.retracted:
+            decoding = [request for request in decoding if request.row is not None]
+            prefilling = [request for request in prefilling if request.row is not None]
+        self._decode(decoding, builder)
+        budget -= len(decoding)
+        for request in prefilling:
             if budget == 0:
                 break
-            if request.row is None:
-                continue  # retracted for one before it
-            num_tokens = request.num_tokens - request.num_computed_tokens
-            if num_tokens > 1:
-                num_tokens = min(num_tokens, budget, cap)
-            end = request.num_computed_tokens + num_tokens
-            if end > request.num_allocated_tokens:
-                for victim in self._make_room(request, end, builder):
-                    decisions.retracted.append(victim.number)
-                    budget += planned.pop(victim, 0)
-                if request.number not in self.running:
-                    continue
-            planned[request] = num_tokens
-            budget -= num_tokens
-        for request, num_tokens in planned.items():
+            num_tokens = min(request.num_tokens - request.num_computed_tokens, budget, cap)
             if num_tokens != 1:
                 decisions.chunks.append((request.number, num_tokens))
             self._schedule(builder, request, num_tokens)
+            budget -= num_tokens
         return budget, cap
 
-    def _split_by_gap(self) -> tuple[list[Request], list[Request]]:
-        """Return the running requests one token behind, and the others by growing gap."""
-        decoding: list[Request] = []
-        prefilling: list[Request] = []
-        for request in self.running.values():
-            gap = request.num_tokens - request.num_computed_tokens
-            (decoding if gap == 1 else prefilling).append(request)
-        prefilling.sort(key=lambda request: request.num_tokens - request.num_computed_tokens)
-        return decoding, prefilling
+    def _grow_tables(self, decoding: Sequence[Request], builder: StepBuilder) -> list[int]:
+        """Give requests one token behind the blocks they lack; returns who was retracted for it.
+
+        That is the last in the policy's order, the request itself at worst, until it fits.
+        """
+        retracted: list[int] = []
+        full = [
+            request for request in decoding if request.num_tokens > request.num_allocated_tokens
+        ]
+        for request in full:
+            while request.row is not None and not self._grow_table(request, builder):
+                retracted.append(self._retract_last(request, builder))
+        return retracted
+
+    def _grow_table(self, request: Request, builder: StepBuilder) -> bool:
+        block_ids = self.block_manager.grow(request.number, request.num_tokens)
+        if block_ids is None:
+            return False
+        assert request.row is not None
+        request.num_allocated_tokens += len(block_ids) * self._block_size
+        builder.add_blocks(request.row, block_ids)
+        return True
+
+    def _retract_last(self, request: Request, builder: StepBuilder) -> int:
+        """Retract the last in the policy's order for a request that needs blocks."""
+        assert len(self.running) > 1, f"{request!r} alone does not fit the pool"
+        victim = max(self.running.values(), key=self.policy.order_key)
+        is_own = victim is request
+        cause = RetractionCause.OWN_GROWTH if is_own else RetractionCause.OTHERS_GROWTH
+        self._retract(victim, builder, cause)
+        return victim.number
 
     def _chunk_cap(self, *, is_decoding: bool) -> int:
         threshold = self.config.long_prefill_token_threshold
         return threshold if is_decoding and threshold else self.config.max_num_batched_tokens
-
-    def _make_room(
-        self, request: Request, num_tokens: int, builder: StepBuilder
-    ) -> Iterable[Request]:
-        """Grow a running request's table; retracts the last in the policy's order, itself at worst,
-        until it fits.
-
-        Yields the retracted requests.
-        """
-        while True:
-            block_ids = self.block_manager.grow(request.number, num_tokens)
-            if block_ids is not None:
-                assert request.row is not None
-                request.num_allocated_tokens += len(block_ids) * self.config.block_size
-                builder.add_blocks(request.row, block_ids)
-                return
-            assert len(self.running) > 1, f"{request!r} alone does not fit the pool"
-            victim = max(self.running.values(), key=self.policy.order_key)
-            is_own = victim is request
-            cause = RetractionCause.OWN_GROWTH if is_own else RetractionCause.OTHERS_GROWTH
-            self._retract(victim, builder, cause)
-            yield victim
-            if is_own:
-                return
 
     def _retract(self, request: Request, builder: StepBuilder, cause: RetractionCause) -> None:
         assert request.row is not None
@@ -390,14 +382,23 @@ class Scheduler:
 
     def _schedule(self, builder: StepBuilder, request: Request, num_tokens: int) -> None:
         """Put a request into the step and key the blocks that the step fills."""
-        num_prompt_left = request.num_prompt_tokens - request.num_computed_tokens
-        if num_prompt_left > 0:
-            self.num_prompt_tokens_computed += min(num_tokens, num_prompt_left)
         num_computed = builder.schedule(request, num_tokens)
         if num_computed >= request.num_tokens_to_compute:
             self._exhausted.append(request)
         if num_tokens > 1 or num_computed % self._block_size == 0:
             self._seal(request)
+
+    def _decode(self, requests: Sequence[Request], builder: StepBuilder) -> None:
+        """Do as ``_schedule`` does for requests one token behind, of which there may be many."""
+        builder.decode(requests)
+        block_size = self._block_size
+        for request in requests:
+            num_computed = request.num_computed_tokens
+            if num_computed >= request.num_tokens_to_compute:
+                self._exhausted.append(request)
+            # Where the last token is not known yet, the update that tells it keys the block.
+            if num_computed % block_size == 0 and num_computed == request.num_known_tokens:
+                self._seal(request)
 
     def _seal(self, request: Request) -> None:
         self.block_manager.seal(
@@ -408,22 +409,34 @@ class Scheduler:
         self, launched: LaunchedStep, token_ids: list[int], changes: UpdateChanges
     ) -> list[Request | None]:
         sampled: list[Request | None] = []
+        full: list[Request] = []
+        ended: list[Request] = []
         block_size = self._block_size
         for request, token_id in zip(launched.sampling, token_ids, strict=True):
             if request.finish_reason is not None:
                 sampled.append(None)
                 continue
-            request.token_ids.append(token_id)
+            known_ids = request.token_ids
+            known_ids.append(token_id)
             sampled.append(request)
-            num_known = len(request.token_ids)
+            num_known = len(known_ids)
             if num_known % block_size == 0:
-                self._extend_chain(request, changes)
-            if token_id in request.ending_ids:
-                changes.stopped.append(request.number)
-                self._finish(request, "stop", stop_reason=request.stop_reason_of(token_id))
-            elif num_known == request.max_total_tokens:
-                self._finish(request, "length")
+                full.append(request)
+            if token_id in request.ending_ids or num_known == request.max_total_tokens:
+                ended.append(request)
+        self._extend_chains(full, changes)
+        for request in ended:
+            self._end(request, changes)
         return sampled
+
+    def _end(self, request: Request, changes: UpdateChanges) -> None:
+        """Finish a request whose newest token is its last."""
+        token_id = request.token_ids[-1]
+        if token_id in request.ending_ids:
+            changes.stopped.append(request.number)
+            self._finish(request, "stop", stop_reason=request.stop_reason_of(token_id))
+        else:
+            self._finish(request, "length")
 
     def _end_scored(self, launched: LaunchedStep) -> list[Request]:
         """End requests that have no outputs to come and whose prompts are computed."""
@@ -439,13 +452,15 @@ class Scheduler:
                 scored.append(request)
         return scored
 
-    def _extend_chain(self, request: Request, changes: UpdateChanges) -> None:
-        """Key the block that the newest known token has filled."""
-        chain = self.block_manager.chain(request.number)
-        chain.extend(request.token_ids)
-        changes.keys.append((request.number, chain.keys[-1].hex()))
-        if request.status is RequestStatus.RUNNING:
-            self._seal(request)
+    def _extend_chains(self, requests: Sequence[Request], changes: UpdateChanges) -> None:
+        """Key the blocks that the newest known tokens of requests have filled."""
+        for request in requests:
+            chain = self.block_manager.chain(request.number)
+            chain.extend(request.token_ids)
+            changes.keys.append((request.number, chain.keys[-1].hex()))
+        for request in requests:
+            if request.status is RequestStatus.RUNNING:
+                self._seal(request)
 
     def _finish(
         self,

@@ -67,6 +67,8 @@ class Holdups:
 
     def count(self, num_waiting: int, unfinished: Container[int]) -> dict[str, int]:
         """Return how many of the requests that still wait do so for what."""
+        if not num_waiting:
+            return {}
         counts = Counter(
             reason.kind.value for number, reason in self._named.items() if number in unfinished
         )

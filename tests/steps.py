@@ -31,3 +31,15 @@ def make_step(step_id, scheduled=(), *, new=(), released=(), copies=(), grown=()
         num_computed_tokens=computed,
         sample=np.array(columns[3], dtype=np.bool_),
     )
+
+
+def count_prompt_tokens(steps):
+    """Return how many tokens of prompts the Steps of an engine computed, all from its start."""
+    lengths, total = {}, 0
+    for step in steps:
+        lengths.update({new.row: new.num_prompt_tokens for new in step.new_rows})
+        for row, count, computed in zip(
+            step.rows, step.num_tokens, step.num_computed_tokens, strict=True
+        ):
+            total += max(0, min(int(count), lengths[int(row)] - int(computed)))
+    return total

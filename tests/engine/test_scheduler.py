@@ -14,6 +14,7 @@ from octavo.errors import InvalidRequestError
 from octavo.executor.step import RowSampling, StepResult
 from tests.engine.requests import EOS, add_request, make_add, make_core, make_scheduler
 from tests.fake_executor import Faults, every_nth
+from tests.steps import count_prompt_tokens
 
 PREFIX = list(range(100, 148))
 
@@ -46,11 +47,12 @@ def test_ten_identical_prompts_are_computed_once_in_the_first_step():
     first = plan(scheduler)
     assert first.num_tokens.tolist() == [1_000] + 9 * [8]
     update(scheduler, first)
+    steps = [first]
     while scheduler.has_unfinished_requests:
-        step = plan(scheduler)
-        assert set(step.num_tokens.tolist()) == {1}
-        update(scheduler, step)
-    assert scheduler.num_prompt_tokens_computed == 1_000 + 9 * 8
+        steps.append(plan(scheduler))
+        assert set(steps[-1].num_tokens.tolist()) == {1}
+        update(scheduler, steps[-1])
+    assert count_prompt_tokens(steps) == 1_000 + 9 * 8
 
 
 def test_rows_one_token_behind_are_served_before_chunks():
@@ -155,7 +157,7 @@ def test_a_request_waits_for_a_running_prefill_that_it_shares(lag):
     assert run.scheduler.holdups.reason(1).text == "deferred: prefix of 0"
     assert set(run.scheduler.running) == {9, 0}
     run.run()
-    assert run.scheduler.num_prompt_tokens_computed == 4 + 49 + 1
+    assert count_prompt_tokens(run.executor.steps) == 4 + 49 + 1
 
 
 def test_those_behind_a_deferred_request_may_pass_it():
@@ -381,7 +383,7 @@ def test_without_caching_only_the_children_of_one_request_share():
     started = run.step().started
     assert [item.num_cached_tokens for item in started] == [0, 44, 0]
     run.run()
-    assert run.scheduler.num_prompt_tokens_computed == 48 + 4 + 48
+    assert count_prompt_tokens(run.executor.steps) == 48 + 4 + 48
 
 
 def test_no_request_is_lost_behind_a_window_of_deferred_ones():
@@ -396,7 +398,7 @@ def test_no_request_is_lost_behind_a_window_of_deferred_ones():
     ]
     run.run(messages)
     assert len(run.finished) == ADMISSION_WINDOW + 10
-    assert run.scheduler.num_prompt_tokens_computed == 4 + 201 + ADMISSION_WINDOW + 8
+    assert count_prompt_tokens(run.executor.steps) == 4 + 201 + ADMISSION_WINDOW + 8
 
 
 def test_a_status_cannot_change_along_a_forbidden_transition():
