@@ -18,7 +18,7 @@ def create_stream(device: torch.device) -> torch.cuda.Stream | None:
 def launching_on(stream: torch.cuda.Stream | None) -> Iterator[None]:
     """Launch what is within on ``stream``, in inference mode; then the thread is as it was before.
 
-    Torch's own context manager looks each time for the devices that there are, here by their names.
+    Torch's own context manager is dear: it asks each time which kinds of device there are.
     """
     with torch.inference_mode():
         if stream is None:
