@@ -7,12 +7,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from octavo.block_manager.hashing import KeyChain, RecentChains, root_key
 from octavo.block_manager.manager import MissReason
 from octavo.config import SchedulerConfig
+from octavo.engine.core_outputs import OutputColumns, PromptLogprobs, pack_logprobs
 from octavo.engine.growth import RetractionCause
 from octavo.engine.journal import Journal
 from octavo.engine.launched_step import UpdatedStep
@@ -29,12 +29,10 @@ from octavo.engine.messages import (
     Explanation,
     FinishedRequest,
     FinishRequest,
-    LogprobEntry,
     PauseScheduling,
     ResetPrefixCache,
     ResumeScheduling,
     StartedRequest,
-    StepTimes,
     pack_ids,
 )
 from octavo.engine.request import Request
@@ -42,7 +40,7 @@ from octavo.engine.request_log import RequestLog
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.waits import PAUSED, Holdups
 from octavo.errors import InvalidRequestError
-from octavo.executor.step import Executor, PositionLogprobs, StepHandle, StepResult
+from octavo.executor.step import Executor, StepHandle, StepResult
 from octavo.shown_settings import SettingValue
 
 logger = logging.getLogger(__name__)
@@ -176,7 +174,7 @@ class EngineCore:
         """Why requests wait now."""
         return self._while_paused if self._is_paused else self.scheduler.holdups
 
-    def _launch(self, now_s: float, outputs: "OutputColumns") -> bool:
+    def _launch(self, now_s: float, outputs: OutputColumns) -> bool:
         """Plan and launch; returns whether a step was planned."""
         step = self.scheduler.plan(now_s)
         planned_s = self._clock()
@@ -206,7 +204,7 @@ class EngineCore:
                 outputs.started.append(started)
         return True
 
-    def _read_result(self, outputs: "OutputColumns") -> None:
+    def _read_result(self, outputs: OutputColumns) -> None:
         """Wait for the oldest launched step and apply what it produced."""
         started_s = self._clock()
         result = self._launched.popleft().result()
@@ -216,8 +214,7 @@ class EngineCore:
         outputs.times["wait"] = arrived_s - started_s
         outputs.times["update"] = self._clock() - arrived_s
 
-    def _collect(self, result: StepResult, updated: UpdatedStep, outputs: "OutputColumns") -> None:
-        self._store_prompt_logprobs(result, updated)
+    def _collect(self, result: StepResult, updated: UpdatedStep, outputs: OutputColumns) -> None:
         outputs.numbers = [request.number for request in updated.sampled if request is not None]
         token_ids = result.token_ids
         if len(outputs.numbers) < len(token_ids):
@@ -226,27 +223,8 @@ class EngineCore:
         self._log.note_first_tokens(self._clock())
         for index, entry in result.logprobs.items():
             if (request := updated.sampled[index]) is not None:
-                outputs.logprobs[request.number] = _pack_logprobs(entry)
-        if self._prompt_logprobs:
-            for request in (*updated.sampled, *updated.scored):
-                if request is not None:
-                    self._take_prompt_logprobs(request, outputs)
-
-    def _store_prompt_logprobs(self, result: StepResult, updated: UpdatedStep) -> None:
-        launched = updated.launched
-        for index, entries in result.prompt_logprobs.items():
-            request = launched.requests[index]
-            # Ended before: nobody asks any more. Ended by this very step: the last chance.
-            ended_now = (*updated.sampled, *updated.scored)
-            if request.is_finished and not any(request is one for one in ended_now):
-                continue
-            start = int(launched.step.num_computed_tokens[index])
-            self._prompt_logprobs.store(request, start, entries)
-
-    def _take_prompt_logprobs(self, request: Request, outputs: "OutputColumns") -> None:
-        prompt_logprobs = self._prompt_logprobs.take(request)
-        if prompt_logprobs:
-            outputs.prompt_logprobs[request.number] = prompt_logprobs
+                outputs.logprobs[request.number] = pack_logprobs(entry)
+        outputs.prompt_logprobs = self._prompt_logprobs.collect(result, updated)
 
     def _final(self, request: Request) -> FinishedRequest:
         assert request.finish_reason is not None
@@ -260,7 +238,7 @@ class EngineCore:
             request.num_retractions,
         )
 
-    def _stats(self, outputs: "OutputColumns") -> CoreStats:
+    def _stats(self, outputs: OutputColumns) -> CoreStats:
         pool = self.scheduler.block_manager.pool
         prefix = self.scheduler.block_manager.stats
         waiting, holdups = self.scheduler.waiting, self._holdups
@@ -292,82 +270,8 @@ class EngineCore:
         )
 
 
-@dataclass(slots=True)
-class OutputColumns:
-    """What one call of ``step`` has to report, before packing."""
-
-    is_due: bool = False
-    """True when the statistics have changed and nothing else has."""
-    numbers: list[int] = field(default_factory=list)
-    token_ids: bytes = b""
-    logprobs: dict[int, LogprobEntry] = field(default_factory=dict)
-    prompt_logprobs: dict[int, list[LogprobEntry]] = field(default_factory=dict)
-    started: list[StartedRequest] = field(default_factory=list)
-    finished: list[FinishedRequest] = field(default_factory=list)
-    explanations: list[Explanation] = field(default_factory=list)
-    done: list[Done] = field(default_factory=list)
-    num_tokens_scheduled: int = 0
-    times: dict[str, float] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        has_answers = self.explanations or self.done
-        has_news = self.numbers or self.started or self.finished or has_answers
-        return bool(has_news or self.num_tokens_scheduled or self.is_due)
-
-    def pack(self, now_s: float, stats: CoreStats) -> CoreOutputs:
-        """Make the message."""
-        return CoreOutputs(
-            numbers=self.numbers,
-            token_ids=self.token_ids,
-            logprobs=self.logprobs,
-            prompt_logprobs=self.prompt_logprobs,
-            started=self.started,
-            finished=self.finished,
-            explanations=self.explanations,
-            done=self.done,
-            now_s=now_s,
-            times=StepTimes(**self.times),
-            stats=stats,
-        )
-
-
-class PromptLogprobs:
-    """Collects the log-probabilities of prompts whose chunks take several steps, by position."""
-
-    def __init__(self) -> None:
-        self._entries: dict[int, list[LogprobEntry]] = {}
-        self._sent: set[int] = set()
-
-    def __bool__(self) -> bool:
-        return bool(self._entries)
-
-    def store(self, request: Request, start: int, entries: Sequence[PositionLogprobs]) -> None:
-        """Keep a chunk's entries; a retracted request may compute its prompt, or parts, again."""
-        if request.number in self._sent:
-            return
-        collected = self._entries.setdefault(request.number, [])
-        collected[start : start + len(entries)] = [_pack_logprobs(entry) for entry in entries]
-
-    def take(self, request: Request) -> list[LogprobEntry]:
-        """Hand out, once, what was collected."""
-        entries = self._entries.pop(request.number, [])
-        if entries:
-            self._sent.add(request.number)
-        return entries
-
-    def forget(self, request: Request) -> None:
-        """Drop what is kept for a finished request."""
-        self._entries.pop(request.number, None)
-        self._sent.discard(request.number)
-
-
 def _by_name(counts: Mapping[MissReason, int] | Mapping[RetractionCause, int]) -> dict[str, int]:
     return {key.value: count for key, count in counts.items()}
-
-
-def _pack_logprobs(entry: PositionLogprobs) -> LogprobEntry:
-    logprobs = entry.logprobs.astype("<f4").tobytes()
-    return LogprobEntry(pack_ids(entry.ids), logprobs, entry.rank)
 
 
 def _describe(
