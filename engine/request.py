@@ -1,4 +1,4 @@
-"""Core process: one request, its status and its token counts. The scheduler alone writes to it."""
+"""Core process: a request, its status and token counts. The scheduler and its steps write them."""
 
 import sys
 from array import array

@@ -179,10 +179,15 @@ class Scheduler:
                 if request.status is RequestStatus.RUNNING:
                     self.block_manager.distrust(request.number)
                 self._finish(request, "error", error=message)
-        sampled = self._apply_tokens(launched, result.token_ids.tolist(), changes)
-        scored = self._end_scored(launched)
+        appended = launched.append_tokens(result.token_ids.tolist(), block_size=self._block_size)
+        self._extend_chains(appended.full, changes)
+        for request in appended.ended:
+            self._end(request, changes)
+        scored = launched.list_scored()
+        for request in scored:
+            self._finish(request, "length")
         self.journal.update(result.step_id, changes)
-        return UpdatedStep(launched, tuple(sampled), tuple(scored))
+        return UpdatedStep(launched, tuple(appended.sampled), tuple(scored))
 
     def fail_step(self, message: str) -> None:
         """End the requests of the step that ``plan`` just returned: it could not be launched.
@@ -405,30 +410,6 @@ class Scheduler:
             request.number, min(request.num_known_tokens, request.num_computed_tokens)
         )
 
-    def _apply_tokens(
-        self, launched: LaunchedStep, token_ids: list[int], changes: UpdateChanges
-    ) -> list[Request | None]:
-        sampled: list[Request | None] = []
-        full: list[Request] = []
-        ended: list[Request] = []
-        block_size = self._block_size
-        for request, token_id in zip(launched.sampling, token_ids, strict=True):
-            if request.finish_reason is not None:
-                sampled.append(None)
-                continue
-            known_ids = request.token_ids
-            known_ids.append(token_id)
-            sampled.append(request)
-            num_known = len(known_ids)
-            if num_known % block_size == 0:
-                full.append(request)
-            if token_id in request.ending_ids or num_known == request.max_total_tokens:
-                ended.append(request)
-        self._extend_chains(full, changes)
-        for request in ended:
-            self._end(request, changes)
-        return sampled
-
     def _end(self, request: Request, changes: UpdateChanges) -> None:
         """Finish a request whose newest token is its last."""
         token_id = request.token_ids[-1]
@@ -437,20 +418,6 @@ class Scheduler:
             self._finish(request, "stop", stop_reason=request.stop_reason_of(token_id))
         else:
             self._finish(request, "length")
-
-    def _end_scored(self, launched: LaunchedStep) -> list[Request]:
-        """End requests that have no outputs to come and whose prompts are computed."""
-        step = launched.step
-        if step.num_sampled == len(step.rows):
-            return []
-        scored = []
-        for index in (~step.sample).nonzero()[0].tolist():
-            request = launched.requests[index]
-            end = step.num_computed_tokens[index] + step.num_tokens[index]
-            if end == request.max_total_tokens and not request.is_finished:
-                self._finish(request, "length")
-                scored.append(request)
-        return scored
 
     def _extend_chains(self, requests: Sequence[Request], changes: UpdateChanges) -> None:
         """Key the blocks that the newest known tokens of requests have filled."""
