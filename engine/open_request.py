@@ -115,12 +115,6 @@ class OpenRequest:
         if self.metrics.first_scheduled_time is None:
             self.metrics.first_scheduled_time = started.scheduled_s
 
-    def note_token(self, now_s: float) -> None:
-        """Record the time of a token."""
-        if self.metrics.first_token_time is None:
-            self.metrics.first_token_time = now_s
-        self.metrics.last_token_time = now_s
-
     def store_prompt_logprobs(self, entries: Sequence[LogprobEntry]) -> None:
         """Take the log-probabilities of the prompt from its second token on."""
         self._scores.store(entries)

@@ -225,7 +225,8 @@ class RequestTracker:
     def _take_tokens(
         self, outputs: CoreOutputs, touched: dict[str, OpenRequest]
     ) -> list[FinishRequest]:
-        reasons = {report.number: report.reason for report in outputs.finished}
+        stopped = {report.number for report in outputs.finished if report.reason == "stop"}
+        ended = {report.number for report in outputs.finished}
         logprobs, now_s = outputs.logprobs, outputs.now_s
         messages = []
         token_ids = unpack_ids(outputs.token_ids).tolist()
@@ -234,14 +235,16 @@ class RequestTracker:
             if found is None:
                 continue
             request, answer = found
-            request.note_token(now_s)
-            is_stop_token = number in reasons and reasons[number] == "stop"
-            stop_string = answer.append(token_id, is_stop_token=is_stop_token)
+            metrics = request.metrics
+            metrics.last_token_time = now_s
+            if metrics.first_token_time is None:
+                metrics.first_token_time = now_s
+            stop_string = answer.append(token_id, is_stop_token=number in stopped)
             if logprobs and (entry := logprobs.get(number)) is not None:
                 answer.append_logprobs(read_logprobs(entry, self._tokenizer))
             if stop_string is not None:
                 self._finish(request, answer, Finish("stop", stop_reason=stop_string))
-                if number not in reasons:
+                if number not in ended:
                     messages.append(FinishRequest(number, stop_string, answer.num_tokens))
             if request.is_streamed or stop_string is not None:
                 touched[request.request_id] = request
