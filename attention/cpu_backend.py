@@ -5,6 +5,7 @@ torch would read keys once a head. A prompt that begins in a step is read where 
 it. What layers share is worked out once a step.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.attention.backend import AttentionInputs, AttentionLayer, KVCacheSpec
+from octavo.attention.small_ops import MAX_ROWS, AttentionOps
 from octavo.attention.tiles import Prompt, Tile, find_tiles
 
 MAX_TILE_BYTES = 2**21
@@ -36,10 +38,15 @@ class CpuBackend:
         head_shape = (spec.num_kv_heads, spec.head_dim)
         shape = (num_blocks, spec.num_layers, spec.block_size, 2, *head_shape)
         self.kv_pool = torch.empty(shape, dtype=dtype, device=device)
+        self._ops: dict[torch.dtype, AttentionOps] = {}
+
+    def use(self, dtype: torch.dtype, ops: AttentionOps) -> None:
+        """Call these from now on where every row has one token, whose q, k and v have this type."""
+        self._ops[dtype] = ops
 
     def bind(self, inputs: AttentionInputs) -> "CpuAttention":
         """Return the attention of one step."""
-        return CpuAttention(self.kv_pool, inputs)
+        return CpuAttention(self.kv_pool, inputs, self._ops)
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy the K/V of all layers of one block."""
@@ -52,7 +59,9 @@ class CpuAttention:
     Lines are counted from the layer's first one, so that a slot has the same line in every layer.
     """
 
-    def __init__(self, kv_pool: Tensor, inputs: AttentionInputs) -> None:
+    def __init__(
+        self, kv_pool: Tensor, inputs: AttentionInputs, ops: Mapping[torch.dtype, AttentionOps]
+    ) -> None:
         num_layers, self._block_size = kv_pool.shape[1:3]
         self._lines_per_block = num_layers * self._block_size
         self._num_lines = len(kv_pool) * self._lines_per_block
@@ -63,15 +72,19 @@ class CpuAttention:
         self._targets = self._find_lines(inputs.slot_mapping[is_stored])
         self._work: dict[int | None, list[_PromptWork | _TileWork]] = {}
         self._rotations: dict[int, tuple[Tensor, Tensor]] = {}
+        self._tables: dict[int, Tensor] = {}
+        is_decode = len(inputs.slot_mapping) == len(inputs.query_start) - 1 <= MAX_ROWS
+        self._ops = ops if is_decode and self._stored is None else {}
 
     def __call__(self, layer: AttentionLayer, qkv: Tensor) -> Tensor:
         """Store k and v of all tokens, then attend."""
+        if (ops := self._ops.get(qkv.dtype)) is not None:
+            return self._decode(ops, layer, qkv)
         num_tokens, size = qkv.shape
         heads = qkv.view(num_tokens, -1, layer.head_dim)
         q_size = layer.num_heads * layer.head_dim
         self._turn(layer, heads.narrow(1, 0, layer.num_heads + layer.num_kv_heads))
-        first_line = layer.index * self._block_size
-        lines = self._lines.narrow(0, first_line, self._num_lines - first_line)
+        lines = self._find_layer(layer)
         self._store(lines, qkv.narrow(1, q_size, size - q_size))
         work = self._find_work(layer.sliding_window)
         if len(work) == 1 and work[0].num_tokens == num_tokens:
@@ -80,6 +93,26 @@ class CpuAttention:
         for part in work:
             output[part.tokens] = part.attend(layer, heads[part.tokens], lines).to(output.dtype)
         return output
+
+    def _decode(self, ops: AttentionOps, layer: AttentionLayer, qkv: Tensor) -> Tensor:
+        """Do the same with fewer calls, where every row has one token."""
+        lines, table = self._find_layer(layer), self._find_table(layer)
+        norms = [weight for weight in (layer.q_norm, layer.k_norm) if weight is not None]
+        q = ops.turn_and_store(qkv, table, lines, self._targets, *norms)
+        work = self._find_work(layer.sliding_window)
+        if len(work) == 1 and isinstance(work[0], _TileWork):
+            return ops.attend_tile(q, lines, work[0].lines, work[0].bias)
+        output = torch.empty_like(q).flatten(1)
+        for part in work:
+            assert isinstance(part, _TileWork), "a row of one token is no prompt"
+            some = q.index_select(0, part.tokens)
+            output[part.tokens] = ops.attend_tile(some, lines, part.lines, part.bias)
+        return output
+
+    def _find_layer(self, layer: AttentionLayer) -> Tensor:
+        """Return the pool's lines from the layer's first one on."""
+        first_line = layer.index * self._block_size
+        return self._lines.narrow(0, first_line, self._num_lines - first_line)
 
     def _turn(self, layer: AttentionLayer, qk: Tensor) -> None:
         """Normalise and rotate the heads of q and k in place, rounding once."""
@@ -98,10 +131,16 @@ class CpuAttention:
         """Return cos, (num_tokens, 1, 1, half), and -sin and sin, (num_tokens, 1, 2, half)."""
         key = id(layer.rotary)  # layers share their tables; the model keeps them alive
         if key not in self._rotations:
-            table = layer.rotary.index_select(0, self._inputs.positions)[:, None, None]
-            cos, sin = table.chunk(2, dim=-1)
+            cos, sin = self._find_table(layer)[:, None, None].chunk(2, dim=-1)
             self._rotations[key] = cos, torch.cat((-sin, sin), dim=2)
         return self._rotations[key]
+
+    def _find_table(self, layer: AttentionLayer) -> Tensor:
+        """Return cos | sin of each token, (num_tokens, rotary_dim)."""
+        key = id(layer.rotary)
+        if key not in self._tables:
+            self._tables[key] = layer.rotary.index_select(0, self._inputs.positions)
+        return self._tables[key]
 
     def _find_lines(self, slots: Tensor) -> Tensor:
         blocks, offsets = slots // self._block_size, slots % self._block_size
@@ -123,10 +162,22 @@ class CpuAttention:
             self._work[window] = [
                 _PromptWork(tile.tokens, tile.num_tokens)
                 if isinstance(tile, Prompt)
-                else _TileWork.create(tile, self._find_lines(tile.slots), self._lines.dtype)
+                else self._create_tile_work(tile)
                 for tile in tiles
             ]
         return self._work[window]
+
+    def _create_tile_work(self, tile: Tile) -> "_TileWork":
+        bias, num_rows = tile.bias, tile.num_rows
+        if bias is None and self._ops:  # compiled code adds one in any case
+            bias = torch.zeros(num_rows, 1, 1, len(tile.slots) // num_rows)
+        return _TileWork(
+            tile.tokens,
+            len(tile.tokens),
+            num_rows,
+            self._find_lines(tile.slots),
+            None if bias is None else bias.to(self._lines.dtype),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +204,6 @@ class _TileWork:
     num_rows: int
     lines: Tensor
     bias: Tensor | None
-
-    @classmethod
-    def create(cls, tile: Tile, lines: Tensor, dtype: torch.dtype) -> "_TileWork":
-        bias = None if tile.bias is None else tile.bias.to(dtype)
-        return cls(tile.tokens, len(tile.tokens), tile.num_rows, lines, bias)
 
     def attend(self, layer: AttentionLayer, heads: Tensor, lines: Tensor) -> Tensor:
         """Map its tokens' heads of q, k and v to (num_tokens, num_heads * head_dim)."""

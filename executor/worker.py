@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from octavo.attention.xformers_backend import XformersBackend, check_support
 from octavo.config import DEVICE_DEFAULTS, EngineConfig
 from octavo.errors import ConfigError
 from octavo.executor.compile_ahead import StartCompiler
+from octavo.executor.compiled_ops import CompiledOps, can_compile
 from octavo.executor.device_memory import GIB, MemoryUse, find_graph_bytes
 from octavo.executor.device_runner import DeviceRunner
 from octavo.executor.graphs import default_sizes, mixed_shapes
@@ -137,7 +139,7 @@ def load_parts(
         attention_backend=attention_backend,
         quantization=integers or config.quantization,
     )
-    return RunnerParts(config, model, spec, kv_dtype, device, info), demand
+    return RunnerParts(config, model, spec, kv_dtype, device, info, source.cache_dir), demand
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,7 @@ class RunnerParts:
     kv_dtype: torch.dtype
     device: torch.device
     info: ExecutorInfo
+    cache_dir: Path | None
 
     def create_backend(self, num_blocks: int) -> AttentionBackend:
         """Return the backend that the settings ask for, with its pool."""
@@ -173,16 +176,38 @@ def _create_cpu_runner(parts: RunnerParts, demand: PoolDemand) -> ModelRunner:
     try:
         backend = parts.create_backend(num_blocks)
         network = FlatNetwork(parts.model)
+        compiled = _create_compiled_ops(parts, network, backend)
         compute = partial(_compute_without_kv, network)
         *_, threads = measure_threads(compute)
         logger.info("threads: %s", threads)
-        measuring = measure_threads(compute)
-        return ModelRunner(network, backend, parts.sized(num_blocks), threads, measuring=measuring)
+        if compiled is not None:
+            compiled.compile()
+        return ModelRunner(
+            network,
+            backend,
+            parts.sized(num_blocks),
+            threads,
+            measuring=measure_threads(compute),
+            compiled=compiled,
+        )
     except MemoryError as error:
         raise ConfigError(
             f"the state of {info.num_rows} requests of {info.max_model_len} tokens does not fit in"
             " main memory: lower max_num_seqs or max_model_len"
         ) from error
+
+
+def _create_compiled_ops(
+    parts: RunnerParts, network: FlatNetwork, backend: AttentionBackend
+) -> CompiledOps | None:
+    """Load what is compiled of the network's small operations; None where nothing is to be."""
+    if parts.cache_dir is None or parts.config.enforce_eager or not can_compile(network):
+        return None
+    if not isinstance(backend, CpuBackend):
+        return None
+    compiled = CompiledOps(network, backend, parts.cache_dir / "compiled")
+    compiled.load()
+    return compiled
 
 
 def _compute_without_kv(network: FlatNetwork, num_rows: int) -> None:

@@ -11,15 +11,26 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from octavo.attention.backend import Attention, AttentionLayer
+from octavo.attention.small_ops import MAX_ROWS
 from octavo.models.causal_lm import CausalLM
 from octavo.models.layers.decoder import DecoderLayer
 from octavo.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from octavo.models.layers.norm import RMSNorm
+from octavo.models.ops.linear import gate
 
 Linear = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOps:
+    """What a layer computes between its products."""
+
+    add_norm: Callable[[Tensor, Tensor, "FlatNorm"], Tensor]
+    """Add the second to the first, (num_rows, hidden_size), and return that normalised."""
+    silu_mul: Callable[[Tensor], Tensor]
+    """Map gate | up, which may be overwritten, to silu(gate) * up, (num_rows, size)."""
 
 
 class FlatNetwork:
@@ -28,66 +39,99 @@ class FlatNetwork:
     def __init__(self, model: CausalLM) -> None:
         assert model.shard.size == 1, "a shard of a network is not flattened"
         self.network = model
-        self._layers = [_flatten(layer) for layer in model.layers]
+        layers = [layer for layer in model.layers if isinstance(layer, DecoderLayer)]
+        self._first_norm, *next_norms = [FlatNorm(layer.input_layernorm) for layer in layers]
+        self._layers = list(map(_flatten, layers, (*next_norms, None)))
         self._embed = model.embed_tokens.forward
-        self._norm = _flatten_norm(model.norm)
+        self._last_norm = FlatNorm(model.norm)
+        self._ops: dict[torch.dtype, LayerOps] = {}
+
+    def use(self, dtype: torch.dtype, ops: LayerOps) -> None:
+        """Call these from now on for few rows, where products give this type."""
+        self._ops[dtype] = ops
+
+    @property
+    def attention_layers(self) -> list[AttentionLayer]:
+        """What the backend knows of each layer."""
+        return [layer.attention for layer in self._layers]
+
+    def find_product_types(self) -> list[torch.dtype]:
+        """Return the types that products of few rows give, first that of one row."""
+        weight = self._first_norm.weight
+        inputs = [weight.new_zeros(num_rows, len(weight)) for num_rows in (1, MAX_ROWS)]
+        return list(dict.fromkeys(self._layers[0].qkv(x).dtype for x in inputs))
 
     def __call__(self, input_ids: Tensor, attention: Attention) -> Tensor:
         """Map (num_tokens,) ids to normalised hidden states, (num_tokens, hidden_size)."""
         total = self._embed(input_ids)
+        x = self._first_norm(total)
         for layer in self._layers:
-            x = layer.output(attention(layer.attention, layer.qkv(layer.input_norm(total))))
-            total += x
-            gate, up = layer.gate_up(layer.mlp_norm(total)).chunk(2, dim=-1)
-            total += layer.down(functional.silu(gate, inplace=True).mul_(up))
-        return self._norm(total)
+            qkv = layer.qkv(x)
+            ops = self._ops.get(qkv.dtype, PLAIN) if qkv.shape[0] <= MAX_ROWS else PLAIN
+            x = layer.output(attention(layer.attention, qkv))
+            x = ops.add_norm(total, x, layer.mlp_norm)
+            x = layer.down(ops.silu_mul(layer.gate_up(x)))
+            if layer.next_norm is not None:
+                x = ops.add_norm(total, x, layer.next_norm)
+        total += x
+        return self._last_norm(total)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Map (n, hidden_size) to (n, vocab_size) in the model's type."""
         return self.network.compute_logits(hidden)
 
 
-@dataclass(frozen=True, slots=True)
-class _FlatLayer:
-    input_norm: Linear
-    qkv: Linear
-    attention: AttentionLayer
-    output: Linear
-    mlp_norm: Linear
-    gate_up: Linear
-    down: Linear
-
-
-def _flatten(layer: object) -> _FlatLayer:
-    assert isinstance(layer, DecoderLayer)
-    return _FlatLayer(
-        input_norm=_flatten_norm(layer.input_layernorm),
-        qkv=_bind(layer.self_attn.qkv_proj),
-        attention=layer.self_attn.layer,
-        output=_bind(layer.self_attn.o_proj),
-        mlp_norm=_flatten_norm(layer.post_attention_layernorm),
-        gate_up=_bind(layer.mlp.gate_up_proj),
-        down=_bind(layer.mlp.down_proj),
-    )
-
-
-def _flatten_norm(norm: RMSNorm) -> Linear:
-    """Return RMSNorm, in float32 in fewer passes over the rows than torch takes.
+class FlatNorm:
+    """RMSNorm, in float32 in fewer passes over the rows than torch takes.
 
     The root of a row's mean square and eps is, but for a factor, the hypotenuse of the row's length
     and of a constant.
     """
-    size, eps = norm.weight.shape, norm.eps
-    if norm.weight.dtype != torch.float32:  # torch computes these in float32, too
-        return lambda x: torch.rms_norm(x, size, norm.weight, eps)
-    factor = math.sqrt(norm.weight.numel())
-    weight, shortest = norm.weight * factor, torch.tensor(factor * math.sqrt(eps))
 
-    def normalise(x: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(x, dim=1, keepdim=True).hypot_(shortest)
-        return (x * weight).mul_(length.reciprocal_())
+    def __init__(self, norm: RMSNorm) -> None:
+        self.weight, self._eps = norm.weight, norm.eps
+        self._is_wide = norm.weight.dtype == torch.float32
+        factor = math.sqrt(norm.weight.numel())
+        self._factors, self._shortest = norm.weight * factor, torch.tensor(factor * norm.eps**0.5)
 
-    return normalise
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise rows, (num_rows, hidden_size)."""
+        if not self._is_wide:  # torch computes these in float32, too
+            return torch.rms_norm(x, self.weight.shape, self.weight, self._eps)
+        length = torch.linalg.vector_norm(x, dim=1, keepdim=True).hypot_(self._shortest)
+        return (x * self._factors).mul_(length.reciprocal_())
+
+
+def _add_norm(total: Tensor, x: Tensor, norm: FlatNorm) -> Tensor:
+    total += x
+    return norm(total)
+
+
+PLAIN = LayerOps(_add_norm, gate)
+
+
+@dataclass(frozen=True, slots=True)
+class _FlatLayer:
+    qkv: Linear
+    attention: AttentionLayer
+    output: Linear
+    mlp_norm: FlatNorm
+    gate_up: Linear
+    down: Linear
+    next_norm: FlatNorm | None
+    """The next layer's first."""
+
+
+def _flatten(layer: DecoderLayer, next_norm: FlatNorm | None) -> _FlatLayer:
+    return _FlatLayer(
+        qkv=_bind(layer.self_attn.qkv_proj),
+        attention=layer.self_attn.layer,
+        output=_bind(layer.self_attn.o_proj),
+        mlp_norm=FlatNorm(layer.post_attention_layernorm),
+        gate_up=_bind(layer.mlp.gate_up_proj),
+        down=_bind(layer.mlp.down_proj),
+        next_norm=next_norm,
+    )
 
 
 def _bind(linear: ColumnParallelLinear | RowParallelLinear) -> Linear:

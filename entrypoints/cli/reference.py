@@ -52,8 +52,8 @@ ENVIRONMENT = """
 | variable | meaning |
 |---|---|
 | `OCTAVO_DEFAULT_MODEL` | `.gguf` file or folder that is the default model; none is fetched then |
-| `OCTAVO_CACHE_DIR` | where the default model, converted tokenizers and rounded weights are \
-kept; else `$XDG_CACHE_HOME/octavo`, else `~/.cache/octavo` |
+| `OCTAVO_CACHE_DIR` | where the default model, converted tokenizers, rounded weights and compiled \
+operations are kept; else `$XDG_CACHE_HOME/octavo`, else `~/.cache/octavo` |
 | `OCTAVO_API_KEY` | keys of `octavo serve`, with commas between them; `octavo chat` and its like \
 send the first |
 | `VLLM_API_KEY` | the same for one key, where `OCTAVO_API_KEY` is not set |

@@ -151,7 +151,9 @@ class EngineConfig:
         "kernel on a GPU, to compare with.",
         choices=("auto", "triton", "xformers", "cpu", "reference"),
     )
-    enforce_eager: bool = _setting(False, "Launch the kernels of all steps without CUDA graphs.")
+    enforce_eager: bool = _setting(
+        False, "Launch the kernels of all steps without CUDA graphs; on a CPU, compile nothing."
+    )
     cuda_graph_sizes: list[int] | None = _setting(
         None,
         "Batch sizes of decode steps that get a CUDA graph, from 1 to max_num_seqs; no other steps "

@@ -1,5 +1,8 @@
 """The backends of a CPU against dense attention written down token by token."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +11,7 @@ from hypothesis import strategies as st
 from octavo.attention.backend import AttentionInputs, AttentionLayer, KVCacheSpec
 from octavo.attention.cpu_backend import CpuBackend
 from octavo.attention.reference import ReferenceBackend
+from octavo.attention.small_ops import AttentionOps, attend_tile, turn_and_store
 
 MAX_POSITIONS = 700
 NUM_LAYERS = 2
@@ -255,6 +259,43 @@ def test_a_bfloat16_pool_takes_what_float32_products_give():
     for row, outputs in found.items():
         expected = attend_densely(layer, qkv[row])
         torch.testing.assert_close(torch.cat(outputs), expected, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_operations_that_may_be_compiled_attend_alike(dtype, norm, window):
+    """Rows of several lengths decode in one tile, then one far longer beside them, then a chunk."""
+    layer = make_layer(norm=norm, rotary_dim=32, sliding_window=window)
+    pools = [Pool(layer, dtype=dtype) for _ in range(2)]
+    pools[1].free = list(pools[0].free)
+    shape = {"num_kv_heads": layer.num_kv_heads}
+    turn = partial(turn_and_store, num_heads=layer.num_heads, eps=layer.norm_eps, **shape)
+    ops = AttentionOps(turn, partial(attend_tile, scale=layer.scale, **shape))
+    calls = []
+    for name in ("turn_and_store", "attend_tile"):
+        ops = replace(ops, **{name: note(calls, name, getattr(ops, name))})
+    prompts = {row: make_qkv(layer, length) for row, length in enumerate((40, 33, 1, 600))}
+    steps = [prompts, {0: 1, 1: 1, 2: 1}, {0: 1, 1: 1, 2: 1, 3: 1}, {3: 1, 0: 2}]
+    for step in steps:
+        qkv = {
+            row: (x if isinstance(x, torch.Tensor) else make_qkv(layer, x)).to(dtype)
+            for row, x in step.items()
+        }
+        if step is not prompts and isinstance(pools[1].backend, CpuBackend):
+            pools[1].backend.use(dtype, ops)
+        expected, found = (
+            pool.attend({row: x.clone() for row, x in qkv.items()}) for pool in pools
+        )
+        for row in step:
+            torch.testing.assert_close(found[row], expected[row], atol=1e-2, rtol=1e-2)
+    is_used = isinstance(pools[1].backend, CpuBackend)
+    assert calls.count("turn_and_store") == 2 * is_used
+    assert calls.count("attend_tile") == (3 if window is None else 2) * is_used
+
+
+def note(calls, name, function):
+    return lambda *tensors: (calls.append(name), function(*tensors))[1]
 
 
 @pytest.fixture

@@ -43,11 +43,14 @@ def llama(checkpoints):
     return Oracle(checkpoints / "oracle-llama", "llama")
 
 
+@pytest.fixture(scope="session")
+def qwen3(checkpoints):
+    return Oracle(checkpoints / "oracle-qwen3", "qwen3")
+
+
 @pytest.fixture(scope="session", params=["llama", "qwen3"])
-def oracle(request, checkpoints):
-    if request.param == "llama":
-        return request.getfixturevalue("llama")
-    return Oracle(checkpoints / f"oracle-{request.param}", request.param)
+def oracle(request):
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="session")

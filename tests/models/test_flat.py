@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from octavo.models.flat import FlatNetwork, _flatten_norm
+from octavo.attention.small_ops import MAX_ROWS
+from octavo.models import small_ops
+from octavo.models.flat import FlatNetwork, FlatNorm, LayerOps
 from octavo.models.layers.norm import RMSNorm
 from tests.checkpoints import build_random_model, tiny_config
 from tests.models.oracle import load, source_of
@@ -37,11 +39,29 @@ def test_it_computes_the_same(name, dtype, is_packed, tmp_path):
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_operations_that_may_be_compiled_compute_the_same(dtype, tiny_spm):
+    flat = FlatNetwork(load(source_of(tiny_spm), dtype=dtype))
+    expected, eps = flat(IDS, attend), flat.network.config.norm_eps
+    calls = []
+
+    def note_add_norm(total, x, norm):
+        calls.append(x.dtype)
+        return small_ops.add_norm(total, x, norm.weight, eps=eps)
+
+    flat.use(dtype, LayerOps(note_add_norm, small_ops.silu_mul))
+    accuracy = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    torch.testing.assert_close(flat(IDS, attend), expected, atol=accuracy, rtol=accuracy)
+    assert calls == [dtype] * (2 * len(flat.attention_layers) - 1)
+    flat(IDS.repeat(MAX_ROWS), attend)
+    assert len(calls) == 2 * len(flat.attention_layers) - 1, "many rows are left to torch"
+
+
 def test_a_norm_holds_for_rows_of_any_size():
     rows = torch.randn(6, 96) * torch.tensor([0, 1e-10, 1e-3, 1, 1e10, torch.nan])[:, None]
     norm = RMSNorm(96, eps=1e-5)
     norm.weight.normal_()
-    found, expected = _flatten_norm(norm)(rows), norm(rows, None)[0]
+    found, expected = FlatNorm(norm)(rows), norm(rows, None)[0]
     torch.testing.assert_close(found, expected, equal_nan=True)
 
 

@@ -1,0 +1,77 @@
+"""What attention of one-token rows computes around its softmax, in two functions to be compiled.
+
+They compute what ``CpuAttention`` does with a dozen operations of torch; compiled, each is a call.
+All tensors are contiguous, and ``lines`` are those of ``CpuBackend``: K and V of a token.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+MAX_ROWS = 8
+"""Compiled operations take one thread: more rows are left to torch's."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOps:
+    """Both functions, with all but their tensors bound; one kind of layer calls them."""
+
+    turn_and_store: Callable[..., Tensor]
+    attend_tile: Callable[..., Tensor]
+
+
+def turn_and_store(
+    qkv: Tensor,
+    table: Tensor,
+    lines: Tensor,
+    targets: Tensor,
+    *norms: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    eps: float,
+) -> Tensor:
+    """Normalise and rotate q and k, store k and v, return q, (num_tokens, num_heads, head_dim).
+
+    ``table`` is cos | sin of each token, (num_tokens, rotary_dim), ``targets`` its line; ``norms``
+    are the weights of q and of k, or none. What is stored and returned is rounded once.
+    """
+    heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, -1)
+    x = heads[:, : num_heads + num_kv_heads].float()
+    if norms:
+        parts = x.split_with_sizes([num_heads, num_kv_heads], dim=1)
+        x = torch.cat([_normalise(*pair, eps) for pair in zip(parts, norms, strict=True)], dim=1)
+    cos, sin = table.unsqueeze(1).chunk(2, dim=-1)  # (num_tokens, 1, half)
+    half = cos.shape[-1]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    turned = torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1).to(lines.dtype)
+    values = heads[:, num_heads + num_kv_heads :].to(lines.dtype)
+    lines.index_copy_(0, targets, torch.cat((turned[:, num_heads:], values), dim=1).flatten(1))
+    return turned[:, :num_heads].contiguous()
+
+
+def _normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * (x.square().mean(dim=-1, keepdim=True) + eps).rsqrt() * weight.float()
+
+
+def attend_tile(
+    q: Tensor,
+    lines: Tensor,
+    seen: Tensor,
+    bias: Tensor,
+    *,
+    num_kv_heads: int,
+    scale: float,
+) -> Tensor:
+    """Attend from one token of each row, (num_rows, num_heads, head_dim), to the lines it sees.
+
+    ``seen`` are (num_rows * width,) lines, ``bias`` is (num_rows, 1, 1, width). Returns (num_rows,
+    num_heads * head_dim).
+    """
+    num_rows, _, head_dim = q.shape
+    shape = (num_rows, bias.shape[-1], 2, num_kv_heads, head_dim)
+    k, v = lines.index_select(0, seen).view(shape).transpose(1, 3).unbind(2)
+    q = q.view(num_rows, num_kv_heads, -1, head_dim)
+    return F.scaled_dot_product_attention(q, k, v, bias, scale=scale).flatten(1)

@@ -1,0 +1,99 @@
+"""The process that compiles small operations, with inductor, into libraries that need no inductor.
+
+It has the folder as its argument and reads one line, a JSON list of operations; it ends when its
+input does, whatever it does then. Of several such processes one compiles. An operation is there as
+soon as its library's checksum is. Why something was not compiled is written to the output.
+"""
+
+import fcntl
+import importlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import zipfile
+import zlib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._inductor import aoti_compile_and_package, config
+from torch._inductor.utils import fresh_cache
+from torch.fx.experimental import _config
+
+UNFINISHED = "unfinished-"
+
+
+def main(folder: Path) -> None:
+    """Compile what lacks its library."""
+    torch.set_num_threads(1)
+    ops = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in folder.glob(f"{UNFINISHED}*"):  # by a process that was ended
+            shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=UNFINISHED) as scratch:
+            for op in ops:
+                if not (folder / f"{op['name']}.crc").exists():
+                    _compile(op, Path(scratch))
+                    for ending in ("so", "crc"):
+                        name = f"{op['name']}.{ending}"
+                        os.replace(Path(scratch) / name, folder / name)
+
+
+def _end_with_input() -> None:
+    sys.stdin.read()
+    os.killpg(0, signal.SIGKILL)  # the compiler, too
+
+
+def _compile(op: dict[str, Any], scratch: Path) -> None:
+    """Write the library and its checksum."""
+    # One thread: few rows do not pay for waking another. Headers compiled ahead are 140 MB.
+    options = {"cpp.threads": 1, "cpp_cache_precompile_headers": False}
+    archive = scratch / f"{op['name']}.pt2"
+    any_size = _config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]  # made at run time
+    with torch.no_grad(), fresh_cache(dir=str(scratch)), config.patch(options), any_size:
+        aoti_compile_and_package(_trace(op), package_path=str(archive))
+    with zipfile.ZipFile(archive) as members:
+        (library,) = (name for name in members.namelist() if name.endswith(".so"))
+        content = members.read(library)
+    (scratch / f"{op['name']}.so").write_bytes(content)
+    (scratch / f"{op['name']}.crc").write_text(str(zlib.crc32(content)))
+
+
+def _trace(op: dict[str, Any]) -> torch.export.ExportedProgram:
+    """Return the function as a graph for all sizes, one row included."""
+    function = getattr(importlib.import_module(op["module"]), op["function"])
+    inputs = tuple(
+        torch.zeros(shape, dtype=getattr(torch, dtype)) for shape, dtype, _ in op["inputs"]
+    )
+    varying = tuple(dict.fromkeys(dims, torch.export.Dim.DYNAMIC) for *_, dims in op["inputs"])
+    module = _Module(partial(function, **op["constants"]))
+    return torch.export.export(module, inputs, dynamic_shapes=(varying,), strict=False)
+
+
+class _Module(nn.Module):
+    """What ``torch.export`` takes in place of a function."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        result: Tensor = self._function(*tensors)
+        return result
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]))
+    except Exception as error:  # told by whoever started this process
+        print(f"{type(error).__name__}: {error}".strip().splitlines()[0])
+        sys.exit(1)

@@ -1,0 +1,197 @@
+"""Small operations of a CPU's steps, compiled by another process: the libraries and their loss."""
+
+import gc
+import logging
+import shutil
+import zlib
+from dataclasses import replace
+
+import pytest
+import torch
+
+from octavo.attention.backend import AttentionInputs
+from octavo.attention.cpu_backend import CpuBackend
+from octavo.attention.small_ops import MAX_ROWS
+from octavo.config import EngineConfig
+from octavo.executor import compiled_ops, worker
+from octavo.executor.compiled_ops import CompiledOps, can_compile, list_ops
+from octavo.executor.worker import create_runner
+from octavo.models.flat import FlatNetwork
+from tests.models.oracle import load, source_of
+
+FLOAT = torch.float32
+CONTEXT = 21
+TABLES = torch.randperm(64, generator=torch.Generator().manual_seed(0)).view(32, 2).int()
+
+
+class Engine:
+    """A network with its backend, whose pool holds something, and what may be compiled of them."""
+
+    def __init__(self, model_folder, folder):
+        self.network = FlatNetwork(load(source_of(model_folder)))
+        spec = self.network.network.kv_cache_spec(16)
+        self.backend = CpuBackend(spec, TABLES.numel(), dtype=FLOAT)
+        self.backend.kv_pool.normal_(generator=torch.Generator().manual_seed(0))
+        self.ops = CompiledOps(self.network, self.backend, folder)
+
+    @property
+    def is_compiled(self):
+        return bool(self.network._ops) and bool(self.backend._ops)
+
+    def compute(self, num_rows):
+        """Return hidden states of rows of one further token each, of several lengths."""
+        lengths = torch.tensor([CONTEXT + row % 3 for row in range(num_rows)]).int()
+        last = lengths.long() - 1
+        slots = TABLES[torch.arange(num_rows), last // 16].long() * 16 + last % 16
+        starts = torch.arange(num_rows + 1).int()
+        inputs = AttentionInputs(starts, lengths, TABLES[:num_rows], last.int(), slots)
+        with torch.inference_mode():
+            return self.network(torch.arange(5, 5 + num_rows), self.backend.bind(inputs))
+
+    def wait(self):
+        """Let the process that compiles come to its end, and a step find that out."""
+        self.ops._process.wait(timeout=300)
+        self.ops.poll()
+
+
+@pytest.fixture
+def engine(tiny_9heads, tmp_path):
+    return Engine(tiny_9heads, tmp_path)
+
+
+def list_names(engine):
+    return [op.name for op in list_ops(engine.network, engine.backend, FLOAT)]
+
+
+def write_library(folder, name, content, checksum):
+    (folder / f"{name}.so").write_bytes(content)
+    (folder / f"{name}.crc").write_text(checksum)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
+@pytest.mark.parametrize("model", ["tiny_9heads", "qwen3"])
+def test_compiled_steps_give_what_plain_ones_do(model, request, tmp_path):
+    """Compiled by one of two processes that start at once, found by an engine that starts later."""
+    found = request.getfixturevalue(model)
+    model_folder = getattr(found, "folder", found)
+    first, second, plain = (Engine(model_folder, tmp_path) for _ in range(3))
+    first.ops.compile()
+    second.ops.compile()
+    for engine in (first, second):
+        engine.wait()
+    late = Engine(model_folder, tmp_path)
+    late.ops.load()
+    late.ops.compile()
+    assert late.ops._process is None
+    assert [one.is_compiled for one in (first, second, late, plain)] == [True, True, True, False]
+    for num_rows in (1, 2, MAX_ROWS, MAX_ROWS + 1):
+        expected = plain.compute(num_rows)
+        for engine in (first, late):
+            torch.testing.assert_close(engine.compute(num_rows), expected, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(engine.backend.kv_pool, plain.backend.kv_pool)
+    assert len(list(tmp_path.glob("*.so"))) == 4
+    assert not list(tmp_path.glob("unfinished-*"))
+
+
+def test_without_a_compiler_the_reason_is_told_once_and_steps_go_on(engine, monkeypatch, caplog):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    expected = engine.compute(2)
+    engine.ops.compile()
+    engine.wait()
+    engine.ops.poll()
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert "operations are not compiled" in warning
+    assert "compiler" in warning.lower().partition(": ")[2]
+    assert not engine.is_compiled
+    assert torch.equal(engine.compute(2), expected)
+
+
+@pytest.mark.parametrize("is_checksum_right", [False, True])
+def test_a_damaged_library_is_told_of_and_compiled_anew(engine, is_checksum_right, caplog):
+    names, folder = list_names(engine), engine.ops._folder
+    checksum = str(zlib.crc32(b"junk")) if is_checksum_right else "0"
+    for name in names:
+        write_library(folder, name, b"junk", checksum)
+    engine.ops.load()
+    assert not engine.is_compiled
+    assert "is damaged and will be compiled anew" in caplog.text
+    assert not list(folder.glob("*.crc"))
+    assert [op.name for op in engine.ops._missing[FLOAT]] == names
+
+
+def test_libraries_are_taken_only_when_all_are_there(engine, monkeypatch):
+    names, folder = list_names(engine), engine.ops._folder
+    monkeypatch.setattr(compiled_ops, "_load", lambda folder, name: lambda tensors: [name])
+    for name in names:
+        engine.ops.load()
+        assert not engine.is_compiled
+        write_library(folder, name, b"", "0")
+    engine.ops.load()
+    assert engine.is_compiled
+    assert engine.backend._ops[FLOAT].attend_tile() == names[3]
+
+
+def test_the_process_that_compiles_ends_with_its_engine(engine):
+    engine.ops.compile()
+    process = engine.ops._process
+    assert process.poll() is None
+    del engine.ops
+    gc.collect()
+    assert process.returncode is not None
+
+
+def test_a_library_belongs_to_types_and_sizes(tiny_9heads, tiny_spm, tmp_path):
+    first, other = Engine(tiny_9heads, tmp_path), Engine(tiny_spm, tmp_path)
+    sets = [
+        {op.name for op in list_ops(one.network, one.backend, dtype)}
+        for one in (first, other)
+        for dtype in (FLOAT, torch.bfloat16)
+    ]
+    assert list_names(Engine(tiny_9heads, tmp_path)) == list_names(first)
+    (shared,) = sets[0] & sets[2]
+    assert shared.startswith("silu_mul-"), "both are as wide inside"
+    (shared,) = sets[0] & sets[1]
+    assert shared.startswith("attend_tile-"), "it computes in the pool's type"
+
+
+def test_networks_of_tests_and_of_several_kinds_of_layers_are_not_compiled(engine, monkeypatch):
+    assert not can_compile(engine.network)
+    monkeypatch.setattr(compiled_ops, "MIN_HIDDEN_SIZE", 1)
+    assert can_compile(engine.network)
+    layers = engine.network.attention_layers
+    other = type("Other", (), {"attention_layers": [*layers, FakeLayer(layers[0])]})
+    other.network = engine.network.network
+    assert not can_compile(other)
+
+
+class FakeLayer:
+    """An attention layer but for the size of its heads."""
+
+    def __init__(self, layer):
+        self._layer = layer
+        self.head_dim = 2 * layer.head_dim
+
+    def __getattr__(self, name):
+        return getattr(self._layer, name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_wanted"),
+    [({}, True), ({"enforce_eager": True}, False), ({"attention_backend": "reference"}, False)],
+)
+def test_an_engine_compiles_unless_told_not_to(
+    settings, is_wanted, tiny_9heads, tmp_path, monkeypatch
+):
+    started = []
+    monkeypatch.setattr(worker, "can_compile", lambda network: True)
+    monkeypatch.setattr(CompiledOps, "compile", lambda self: started.append(self._folder))
+    source = replace(source_of(tiny_9heads), cache_dir=tmp_path)
+    create_runner(EngineConfig(num_gpu_blocks_override=16, **settings), source)
+    assert started == [tmp_path / "compiled"] * is_wanted
+
+
+def test_an_engine_without_a_cache_compiles_nothing(tiny_9heads, monkeypatch):
+    monkeypatch.setattr(worker, "can_compile", lambda network: True)
+    runner = create_runner(EngineConfig(num_gpu_blocks_override=16), source_of(tiny_9heads))
+    assert runner._compiled is None
