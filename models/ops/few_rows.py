@@ -84,10 +84,7 @@ def multiply_few_rows(
     assert num_tiles <= MAX_TILES, f"{num_tiles} tiles, at most {MAX_TILES}"
     out = values.new_empty((num_rows, num_outputs)) if out is None else out
     assert out.is_contiguous(), f"out has strides {out.stride()}"
-    product = Product(out)
-    if norm is not None:
-        sums = out.new_empty((num_tiles, num_rows), dtype=torch.float32)
-        product = Product(out, torch.empty_like(out), sums)
+    product = Product.allocate(out, norm, num_parts=num_tiles)
     partial = None
     if tile.num_parts > 1:
         shape = (tile.num_parts, num_rows, num_tiles * tile.features)

@@ -92,10 +92,7 @@ def multiply_on_hopper(
     num_tiles = num_programs // tile.num_parts * tile.num_consumers
     assert num_tiles <= MAX_TILES, f"{num_tiles} tiles, at most {MAX_TILES}"
     out = values.new_empty((num_rows, num_outputs))
-    product = Product(out)
-    if norm is not None:
-        sums = out.new_empty((num_tiles, num_rows), dtype=torch.float32)
-        product = Product(out, torch.empty_like(out), sums)
+    product = Product.allocate(out, norm, num_parts=num_tiles)
     num_steps = triton.cdiv(triton.cdiv(num_inputs, COLUMNS.value), tile.num_parts)
     partial = None
     if tile.num_parts > 1:

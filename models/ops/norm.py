@@ -55,6 +55,14 @@ class Product:
     values: Tensor | None = None  # given a norm: out times its weight
     square_sums: Tensor | None = None  # (num_parts, num_rows) float32, of out, where it makes them
 
+    @classmethod
+    def allocate(cls, out: Tensor, norm: Norm | None, *, num_parts: int) -> "Product":
+        """Return ``out`` with memory for what is made of it for the norm, if there is one."""
+        if norm is None:
+            return cls(out)
+        square_sums = out.new_empty((num_parts, len(out)), dtype=torch.float32)
+        return cls(out, torch.empty_like(out), square_sums)
+
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float, out: Tensor | None = None) -> Tensor:
     """Return ``x / rms(x) * weight`` of every row of (num_rows, size).
