@@ -97,6 +97,8 @@ class StepGraphs:
     def give_up(self, shape: StepShape) -> None:
         """Launch steps of a shape singly from now on, for there is no memory to capture one."""
         logger.warning("no memory to capture %s", shape, exc_info=True)
+        if self._runs[shape].graphs.get("forward"):
+            self.captured_shapes.remove(shape)
         self._runs[shape].graphs["forward"] = None
 
     def find_decode_shape(self, num_rows: int) -> StepShape | None:

@@ -229,3 +229,12 @@ def test_a_shape_that_cannot_be_captured_is_padded_for_ever(record, failing):
     else:
         graphs.give_up(eight)
     assert {graphs.choose(eight) for _ in range(CAPTURE_ROWS)} == {largest}
+
+
+def test_no_step_is_padded_to_a_shape_that_was_given_up_after_its_capture(record):
+    tape, graphs = record(shapes=DECODE)
+    eight, sixteen, _, largest = DECODE
+    tape.capture(graphs, largest, sixteen)
+    assert graphs.choose(eight) is sixteen
+    graphs.give_up(sixteen)
+    assert graphs.choose(eight) is largest
