@@ -35,8 +35,8 @@ class Scheduler:
 
     Invariants between calls: a request is in exactly one of ``waiting``, ``running`` and
     ``draining`` until it is finished; running requests have a row, a block table and a gap of at
-    least one token; waiting and draining ones have neither row nor blocks; promised tokens equal
-    the samples of launched steps.
+    least one token, and are no more than the tokens of a step; waiting and draining ones have
+    neither row nor blocks; promised tokens equal the samples of launched steps.
     """
 
     def __init__(self, config: SchedulerConfig, journal: Journal | None = None) -> None:
@@ -216,6 +216,7 @@ class Scheduler:
         ]
         for request in self.requests.values():
             assert request.num_promised_tokens == promised.count(request.number), repr(request)
+        assert len(self.running) <= self.config.max_num_batched_tokens, "a row may get no token"
         for request in self.running.values():
             self._check_running(request)
         for request in (*waiting.values(), *self.draining.values()):
@@ -259,7 +260,6 @@ class Scheduler:
         """
         budget = self.config.max_num_batched_tokens
         decoding, prefilling = split_by_gap(self.running.values())
-        del decoding[budget:]
         cap = self._chunk_cap(is_decoding=bool(decoding))
         decisions.retracted += self._grow_tables(decoding, builder)
         if decisions.retracted:
@@ -425,7 +425,6 @@ class Scheduler:
             chain = self.block_manager.chain(request.number)
             chain.extend(request.token_ids)
             changes.keys.append((request.number, chain.keys[-1].hex()))
-        for request in requests:
             if request.status is RequestStatus.RUNNING:
                 self._seal(request)
 
