@@ -83,7 +83,8 @@ class StepBuilder:
         requests = tuple(self.requests)
         num_tokens = np.array(self._num_tokens, dtype=np.int32)
         if self._previous is not None and self._previous.requests == requests:
-            previous = self._previous.step  # nobody has left, so rows are the same
+            # Who loses its row is missing in the next step, so all these have kept theirs.
+            previous = self._previous.step
             rows, starts = previous.rows, previous.num_computed_tokens + previous.num_tokens
         else:
             ends = np.array([request.num_computed_tokens for request in requests], dtype=np.int32)
