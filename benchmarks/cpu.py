@@ -5,7 +5,7 @@ what decoding and prefill reach alone; each is the best of ``--repeats``. The mo
 one: Octavo as it starts by itself and in float32, transformers in bfloat16 and in float32,
 llama.cpp, one request at a time, if llama-cpp-python is installed.
 
-usage: OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=1000 python benchmarks/cpu.py
+usage: OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=2000 python benchmarks/cpu.py
                                 [--batches 1,4,16] [--context 64] [--tokens 48] [--repeats 3]
                                 [--engines octavo,octavo-float32,transformers-bfloat16,...]
 """

@@ -108,8 +108,8 @@ def test_without_any_variable_the_cache_is_in_the_home_folder(monkeypatch):
 
 def test_idle_threads_sleep_unless_the_user_decides(monkeypatch):
     for policy, expected, spins in (
-        (None, "PASSIVE", "1000"),
-        ("passive", "passive", "1000"),
+        (None, "PASSIVE", "2000"),
+        ("passive", "passive", "2000"),
         ("ACTIVE", "ACTIVE", None),
     ):
         monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)

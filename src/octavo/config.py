@@ -20,7 +20,7 @@ AttentionBackendName = Literal["auto", "triton", "xformers", "cpu", "reference"]
 QuantizationName = Literal["fp8", "int4", "int8"]
 SchedulingPolicyName = Literal["fcfs", "priority", "lpm", "dfs"]
 
-NUM_SPINS = 1_000
+NUM_SPINS = 2_000
 """How often an idle OpenMP thread looks for work before it sleeps: less than 0.1 ms."""
 
 DEVICE_DEFAULTS = {
