@@ -26,6 +26,8 @@ from torch._inductor import aoti_compile_and_package, config
 from torch._inductor.utils import fresh_cache
 from torch.fx.experimental import _config
 
+from octavo.executor.private_folder import create_private
+
 UNFINISHED = "unfinished-"
 
 
@@ -34,7 +36,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     ops = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_input, daemon=True).start()
-    folder.mkdir(parents=True, exist_ok=True)
+    create_private(folder)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for left in folder.glob(f"{UNFINISHED}*"):  # by a process that was ended

@@ -30,6 +30,7 @@ from octavo import __version__
 from octavo.attention import small_ops as attention_ops
 from octavo.attention.cpu_backend import CpuBackend
 from octavo.attention.small_ops import AttentionOps
+from octavo.executor.private_folder import is_private
 from octavo.models import small_ops as layer_ops
 from octavo.models.flat import FlatNetwork, LayerOps
 
@@ -40,6 +41,12 @@ Run = Callable[[list[Tensor]], list[Tensor]]
 
 FORMAT = 1
 """Rises when libraries are made in another way, of the same functions."""
+START = (
+    "import runpy, sys; sys.path[:] = sys.argv[2:]; "
+    "runpy.run_module('octavo.executor.compile_ops', run_name='__main__')"
+)
+"""Python's command that compiles: it imports what this process does."""
+NOT_COMPILED = "operations are not compiled, so steps of few rows take up to a third longer: %s"
 MIN_HIDDEN_SIZE = 256
 """Narrower networks are for tests: compiling takes longer than they ever run."""
 
@@ -148,7 +155,12 @@ class CompiledOps:
         self._process: subprocess.Popen[str] | None = None
 
     def load(self) -> None:
-        """Take over what has been compiled; damaged libraries are removed."""
+        """Take over what has been compiled; damaged libraries are removed.
+
+        Nothing is taken from a folder where other users can write: a library is code.
+        """
+        if not is_private(self._folder):
+            return
         for dtype, ops in list(self._missing.items()):
             if all(os.path.exists(self._folder / f"{op.name}.crc") for op in ops):
                 loaded = [_load(self._folder, op.name) for op in ops]
@@ -164,19 +176,23 @@ class CompiledOps:
         logger.info("steps of few rows have compiled operations on %s", dtype)
 
     def compile(self) -> None:
-        """Start to compile what is missing."""
+        """Start to compile what is missing; the log says so if that cannot be done."""
         jobs = [op.job for ops in self._missing.values() for op in ops]
         if not jobs:
             return
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "octavo.executor.compile_ops", str(self._folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            process_group=0,
-        )
-        weakref.finalize(self, _end, self._process)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", START, str(self._folder), *sys.path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                process_group=0,
+            )
+        except OSError as error:  # of memory, files or processes, or Python itself is embedded
+            logger.warning(NOT_COMPILED, error)
+            return
+        weakref.finalize(self, _end, self._process, os.getpid())
         if hasattr(os, "SCHED_IDLE"):
             with contextlib.suppress(OSError):  # then it takes its share of the cores
                 os.sched_setscheduler(self._process.pid, os.SCHED_IDLE, os.sched_param(0))
@@ -204,7 +220,7 @@ def _load(folder: Path, name: str) -> Run | None:
     """Return what a library computes; None, and no library any more, if it is damaged."""
     library, checksum = folder / f"{name}.so", folder / f"{name}.crc"
     try:
-        if checksum.read_text() == str(zlib.crc32(library.read_bytes())):
+        if checksum.read_bytes() == b"%d" % zlib.crc32(library.read_bytes()):
             run: Run = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1).run
             return run
         reason = "its checksum is another"
@@ -219,13 +235,13 @@ def _load(folder: Path, name: str) -> Run | None:
 def _tell_end(process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
     reason = process.stdout.read().strip() or f"the process ended with {process.returncode}"
-    logger.warning(
-        "operations are not compiled, so steps of few rows take up to a third longer: %s", reason
-    )
+    logger.warning(NOT_COMPILED, reason)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """End the process and what it has started."""
+def _end(process: subprocess.Popen[str], owner: int) -> None:
+    """End the process and what it has started; a fork of its owner lets it be."""
+    if os.getpid() != owner:
+        return
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -2,7 +2,9 @@
 
 import gc
 import logging
+import os
 import shutil
+import sys
 import zlib
 from dataclasses import replace
 
@@ -64,8 +66,13 @@ def list_names(engine):
 
 
 def write_library(folder, name, content, checksum):
-    (folder / f"{name}.so").write_bytes(content)
-    (folder / f"{name}.crc").write_text(checksum)
+    if content is not None:
+        (folder / f"{name}.so").write_bytes(content)
+    (folder / f"{name}.crc").write_bytes(checksum)
+
+
+def list_warnings(caplog):
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
 
 @pytest.mark.slow
@@ -100,19 +107,31 @@ def test_without_a_compiler_the_reason_is_told_once_and_steps_go_on(engine, monk
     engine.ops.compile()
     engine.wait()
     engine.ops.poll()
-    (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    (warning,) = list_warnings(caplog)
     assert "operations are not compiled" in warning
     assert "compiler" in warning.lower().partition(": ")[2]
     assert not engine.is_compiled
     assert torch.equal(engine.compute(2), expected)
 
 
-@pytest.mark.parametrize("is_checksum_right", [False, True])
-def test_a_damaged_library_is_told_of_and_compiled_anew(engine, is_checksum_right, caplog):
+RIGHT = b"%d" % zlib.crc32(b"junk")
+
+
+@pytest.mark.parametrize(
+    ("content", "checksum"),
+    [
+        (b"junk", RIGHT),
+        (b"junk", b"0"),
+        (b"jun", RIGHT),
+        (b"", b""),
+        (b"junk", b"\xff"),
+        (None, b"0"),
+    ],
+)
+def test_a_damaged_library_is_told_of_and_compiled_anew(engine, content, checksum, caplog):
     names, folder = list_names(engine), engine.ops._folder
-    checksum = str(zlib.crc32(b"junk")) if is_checksum_right else "0"
     for name in names:
-        write_library(folder, name, b"junk", checksum)
+        write_library(folder, name, content, checksum)
     engine.ops.load()
     assert not engine.is_compiled
     assert "is damaged and will be compiled anew" in caplog.text
@@ -126,7 +145,7 @@ def test_libraries_are_taken_only_when_all_are_there(engine, monkeypatch):
     for name in names:
         engine.ops.load()
         assert not engine.is_compiled
-        write_library(folder, name, b"", "0")
+        write_library(folder, name, b"", b"0")
     engine.ops.load()
     assert engine.is_compiled
     assert engine.backend._ops[FLOAT].attend_tile() == names[3]
@@ -139,6 +158,54 @@ def test_the_process_that_compiles_ends_with_its_engine(engine):
     del engine.ops
     gc.collect()
     assert process.returncode is not None
+
+
+def test_a_fork_of_the_engine_leaves_the_process_alone(engine, monkeypatch):
+    engine.ops.compile()
+    process = engine.ops._process
+    with monkeypatch.context() as fork:
+        fork.setattr(os, "getpid", lambda: 0)
+        del engine.ops
+        gc.collect()
+    assert process.poll() is None
+    compiled_ops._end(process, os.getpid())
+
+
+def test_the_process_imports_what_its_engine_does(engine, tmp_path, monkeypatch):
+    """And not what lies in the folder where it was started."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "engine"), *sys.path])
+    for folder in (tmp_path, tmp_path / "engine"):
+        folder.mkdir(exist_ok=True)
+        (folder / "zipfile.py").write_text(f"open({str(folder / 'was_run')!r}, 'w')")
+    engine.ops.compile()
+    engine.wait()
+    assert not (tmp_path / "was_run").exists()
+    assert (tmp_path / "engine" / "was_run").exists()
+
+
+def test_a_process_that_cannot_be_started_is_told_of(engine, monkeypatch, caplog):
+    monkeypatch.setattr(sys, "executable", "")
+    engine.ops.compile()
+    engine.ops.poll()
+    (warning,) = list_warnings(caplog)
+    assert "operations are not compiled" in warning
+
+
+def test_nothing_is_taken_from_a_folder_where_others_write(engine, monkeypatch, caplog):
+    names, folder = list_names(engine), engine.ops._folder
+    monkeypatch.setattr(compiled_ops, "_load", lambda folder, name: lambda tensors: [name])
+    for name in names:
+        write_library(folder, name, b"", b"0")
+    folder.chmod(0o777)
+    engine.ops.load()
+    engine.ops.compile()
+    engine.wait()
+    assert not engine.is_compiled
+    (warning,) = list_warnings(caplog)
+    assert "another user can write in it" in warning
 
 
 def test_a_library_belongs_to_types_and_sizes(tiny_9heads, tiny_spm, tmp_path):
