@@ -157,7 +157,8 @@ class CompiledOps:
     def load(self) -> None:
         """Take over what has been compiled; damaged libraries are removed.
 
-        Nothing is taken from a folder where other users can write: a library is code.
+        What is whole but cannot be loaded is done without. Nothing is taken from a folder where
+        other users can write: a library is code.
         """
         if not is_private(self._folder):
             return
@@ -166,6 +167,7 @@ class CompiledOps:
                 loaded = [_load(self._folder, op.name) for op in ops]
                 if None not in loaded:
                     self._use(dtype, [_call(run) for run in loaded if run is not None])
+                if all(os.path.exists(self._folder / f"{op.name}.crc") for op in ops):
                     del self._missing[dtype]
 
     def _use(self, dtype: torch.dtype, ops: list[Callable[..., Tensor]]) -> None:
@@ -196,6 +198,8 @@ class CompiledOps:
         if hasattr(os, "SCHED_IDLE"):
             with contextlib.suppress(OSError):  # then it takes its share of the cores
                 os.sched_setscheduler(self._process.pid, os.SCHED_IDLE, os.sched_param(0))
+        with contextlib.suppress(OSError):  # where memory is short it ends, and not the engine
+            Path(f"/proc/{self._process.pid}/oom_score_adj").write_text("1000")
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended, of which poll() tells
             print(json.dumps(jobs), file=self._process.stdin, flush=True)
@@ -217,19 +221,28 @@ def _call(run: Run) -> Callable[..., Tensor]:
 
 
 def _load(folder: Path, name: str) -> Run | None:
-    """Return what a library computes; None, and no library any more, if it is damaged."""
+    """Return what a library computes; None if it cannot be loaded, or was damaged and removed."""
     library, checksum = folder / f"{name}.so", folder / f"{name}.crc"
+    if (reason := _find_damage(library, checksum)) is not None:
+        logger.warning("%s is damaged and will be compiled anew: %s", library, reason)
+        with contextlib.suppress(OSError):
+            checksum.unlink()
+        return None
     try:
-        if checksum.read_bytes() == b"%d" % zlib.crc32(library.read_bytes()):
-            run: Run = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1).run
-            return run
-        reason = "its checksum is another"
-    except (OSError, RuntimeError) as error:
+        run: Run = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1).run
+    except (OSError, RuntimeError) as error:  # a folder from which no code may be run
         reason = str(error).splitlines()[0]
-    logger.warning("%s is damaged and will be compiled anew: %s", library, reason)
-    with contextlib.suppress(OSError):
-        checksum.unlink()
-    return None
+        logger.warning("%s cannot be loaded and is done without: %s", library, reason)
+        return None
+    return run
+
+
+def _find_damage(library: Path, checksum: Path) -> str | None:
+    try:
+        is_whole = checksum.read_bytes() == b"%d" % zlib.crc32(library.read_bytes())
+    except OSError as error:
+        return str(error)
+    return None if is_whole else "its checksum is another"
 
 
 def _tell_end(process: subprocess.Popen[str]) -> None:

@@ -7,6 +7,7 @@ import shutil
 import sys
 import zlib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -120,7 +121,6 @@ RIGHT = b"%d" % zlib.crc32(b"junk")
 @pytest.mark.parametrize(
     ("content", "checksum"),
     [
-        (b"junk", RIGHT),
         (b"junk", b"0"),
         (b"jun", RIGHT),
         (b"", b""),
@@ -137,6 +137,25 @@ def test_a_damaged_library_is_told_of_and_compiled_anew(engine, content, checksu
     assert "is damaged and will be compiled anew" in caplog.text
     assert not list(folder.glob("*.crc"))
     assert [op.name for op in engine.ops._missing[FLOAT]] == names
+
+
+def test_a_library_that_cannot_be_loaded_is_told_of_once_and_done_without(engine, caplog):
+    """As in a folder from which no code may be run: compiled anew it would be the same."""
+    for name in list_names(engine):
+        write_library(engine.ops._folder, name, b"junk", RIGHT)
+    engine.ops.load()
+    engine.ops.load()
+    engine.ops.compile()
+    assert not engine.is_compiled
+    assert engine.ops._process is None
+    assert len(list_warnings(caplog)) == len(list_names(engine))
+    assert "cannot be loaded and is done without" in caplog.text
+
+
+def test_where_memory_is_short_the_process_that_compiles_ends_first(engine):
+    engine.ops.compile()
+    process = engine.ops._process
+    assert Path(f"/proc/{process.pid}/oom_score_adj").read_text() == "1000\n"
 
 
 def test_libraries_are_taken_only_when_all_are_there(engine, monkeypatch):
