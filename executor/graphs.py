@@ -85,8 +85,11 @@ class StepGraphs:
         self._num_padded: Counter[StepShape] = Counter()
         """Rows that steps of smaller shapes were padded by to each, since it last was too many."""
         self._pool = torch.cuda.graph_pool_handle() if shapes else None
-        self.captured_shapes: list[StepShape] = []
-        """The shapes whose forward pass is a graph, in the order of their capture."""
+
+    @property
+    def captured_shapes(self) -> list[StepShape]:
+        """The shapes whose forward pass is a graph, those with the fewest rows first."""
+        return [shape for shape, runs in self._runs.items() if runs.graphs.get("forward")]
 
     def find_uncaptured(self) -> StepShape | None:
         """Return the shape with the fewest rows that no step has been captured of."""
@@ -97,8 +100,6 @@ class StepGraphs:
     def give_up(self, shape: StepShape) -> None:
         """Launch steps of a shape singly from now on, for there is no memory to capture one."""
         logger.warning("no memory to capture %s", shape, exc_info=True)
-        if self._runs[shape].graphs.get("forward"):
-            self.captured_shapes.remove(shape)
         self._runs[shape].graphs["forward"] = None
 
     def find_decode_shape(self, num_rows: int) -> StepShape | None:
@@ -188,8 +189,6 @@ class StepGraphs:
                 exc_info=True,
             )
             return None
-        if part == "forward":
-            self.captured_shapes.append(shape)
         logger.info(
             "captured %s of %d rows and %d tokens in %.2f s",
             part,

@@ -183,7 +183,7 @@ def test_steps_with_prompts_fit_graphs(small_llama, fake_graphs):
     hand.step({0: 1, 1: 1, 2: 9})  # fits none
     hand.finish()
     captured = executor._runner.graphs.captured_shapes
-    assert captured == [StepShape.padded(2, 4), StepShape.padded(2, 2)]
+    assert captured == [StepShape.padded(2, 2), StepShape.padded(2, 4)]
     for request, prompt in zip(requests, PROMPTS, strict=True):
         assert request.outputs == small_llama.generate(prompt, len(request.outputs))
 

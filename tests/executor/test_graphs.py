@@ -214,7 +214,7 @@ def test_a_shape_is_captured_when_padding_has_cost_as_much(record):
     assert graphs.choose(eight) is largest, "not captured yet"
     assert graphs.choose(sixteen) is sixteen
     tape.run(graphs, shape=sixteen)
-    assert graphs.captured_shapes == [largest, sixteen]
+    assert graphs.captured_shapes == [sixteen, largest]
     assert graphs.choose(eight) is sixteen
 
 
