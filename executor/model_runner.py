@@ -10,7 +10,6 @@ from torch import Tensor
 
 from octavo.attention.backend import Attention, AttentionBackend
 from octavo.block_manager.block_table import BlockSpec, blocks_needed
-from octavo.executor.compiled_ops import CompiledOps
 from octavo.executor.input_batch import InputBatch, PromptSpan, gather_inputs
 from octavo.executor.logprobs import MAX_LOGIT_ROWS, find_logprobs
 from octavo.executor.rows import Rows
@@ -46,12 +45,12 @@ class ModelRunner:
         threads: StepThreads | None = None,
         *,
         measuring: Iterator[StepThreads | None] | None = None,
-        compiled: CompiledOps | None = None,
+        before_step: Callable[[], None] | None = None,
     ) -> None:
         self.info = info
         self._threads = threads or StepThreads(torch.get_num_threads(), 1)
         self._measuring = measuring or iter(())
-        self._compiled = compiled
+        self._before_step = before_step or (lambda: None)
         self._has_computed = False
         self._model = model
         self._backend = backend
@@ -79,8 +78,7 @@ class ModelRunner:
 
     def run(self, step: Step) -> StepResult:
         """Execute one step and wait for it."""
-        if self._compiled is not None:
-            self._compiled.poll()
+        self._before_step()
         with torch.inference_mode(), self._threads.use(int(step.num_tokens.sum())):
             self._apply(step)
             return self._compute(step)

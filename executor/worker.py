@@ -188,7 +188,7 @@ def _create_cpu_runner(parts: RunnerParts, demand: PoolDemand) -> ModelRunner:
             parts.sized(num_blocks),
             threads,
             measuring=measure_threads(compute),
-            compiled=compiled,
+            before_step=compiled.poll if compiled is not None else None,
         )
     except MemoryError as error:
         raise ConfigError(

@@ -25,7 +25,8 @@ BYTES_A_US_OF_ONE = 45e3
 WAVE_US = 2.0
 """For the programs that start when others have ended, unless there is room beside these."""
 MEETING_US = 1.0
-"""For sums that go through memory, and for each of their parts: guessed, not measured."""
+"""For sums that go through memory, and for each of their parts: guesses, whose choices were the
+best of all tiles at 64 rows of both models (docs/benchmarks.md, "33 to 128 rows")."""
 PART_US = 0.25
 
 

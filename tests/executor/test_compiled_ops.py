@@ -21,6 +21,7 @@ from octavo.executor.compiled_ops import CompiledOps, can_compile, list_ops
 from octavo.executor.worker import create_runner
 from octavo.models.flat import FlatNetwork
 from tests.models.oracle import load, source_of
+from tests.steps import make_step
 
 FLOAT = torch.float32
 CONTEXT = 21
@@ -278,6 +279,20 @@ def test_an_engine_compiles_unless_told_not_to(
 
 
 def test_an_engine_without_a_cache_compiles_nothing(tiny_9heads, monkeypatch):
+    started = []
     monkeypatch.setattr(worker, "can_compile", lambda network: True)
-    runner = create_runner(EngineConfig(num_gpu_blocks_override=16), source_of(tiny_9heads))
-    assert runner._compiled is None
+    monkeypatch.setattr(CompiledOps, "compile", lambda self: started.append(self._folder))
+    create_runner(EngineConfig(num_gpu_blocks_override=16), source_of(tiny_9heads))
+    assert started == []
+
+
+def test_every_step_asks_first_what_has_been_compiled_since(tiny_9heads, tmp_path, monkeypatch):
+    polls = []
+    monkeypatch.setattr(worker, "can_compile", lambda network: True)
+    monkeypatch.setattr(CompiledOps, "compile", lambda self: None)
+    monkeypatch.setattr(CompiledOps, "poll", lambda self: polls.append(self))
+    source = replace(source_of(tiny_9heads), cache_dir=tmp_path)
+    runner = create_runner(EngineConfig(num_gpu_blocks_override=16), source)
+    for step_id in range(2):
+        runner.run(make_step(step_id, []))
+    assert len(polls) == 2
