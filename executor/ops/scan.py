@@ -118,15 +118,12 @@ def _scan_scores(source, draw, TILE: tl.constexpr):
     The noise's two logarithms are taken only where a word may beat the best so far: for a few words
     of about one tile in each doubling of the tiles seen.
     """
-    logits_ptr, edited_ptr, is_edited, vocab_size = source
-    seed, position, inverse_temperature = draw
+    vocab_size = source[3]
+    inverse_temperature = draw[2]
     best, best_id = LOWEST, -1
     member = tl.arange(0, 4)[None, :]
     for tile in range(tl.program_id(1), tl.cdiv(vocab_size, TILE), tl.num_programs(1)):
-        groups = tile * (TILE // 4) + tl.arange(0, TILE // 4)
-        x = load_logits(logits_ptr, edited_ptr, is_edited, groups[:, None] * 4 + member, vocab_size)
-        w0, w1, w2, w3 = draw_words(seed, position, groups)
-        words = interleave(w0, w1, w2, w3)
+        groups, x, words = _load_tile(source, draw, tile, TILE)
         power = x * (inverse_temperature * LOG2_E) - (best * LOG2_E - LIFT_MARGIN)
         lifted = lift(words, tl.exp2(power))
         if tl.max(lifted) >= REACH:
@@ -143,9 +140,9 @@ def _scan_bracket(source, bracket, draw, target, TILE: tl.constexpr):
     List the ids from ``low`` to ``high`` whose score may be better; write how much lies above each
     of the two. Scores up to ``start`` are passed over.
     """
-    logits_ptr, edited_ptr, is_edited, vocab_size = source
+    vocab_size = source[3]
     low, high, start, maximum, by_rank = bracket
-    seed, position, inverse_temperature = draw
+    inverse_temperature = draw[2]
     _, _, partial_ptr = target
     scale = inverse_temperature * LOG2_E
     best, best_id = start, -1
@@ -154,10 +151,7 @@ def _scan_bracket(source, bracket, draw, target, TILE: tl.constexpr):
     above_high = tl.zeros([TILE // 4], tl.float32)
     member = tl.arange(0, 4)[None, :]
     for tile in range(tl.program_id(1), tl.cdiv(vocab_size, TILE), tl.num_programs(1)):
-        groups = tile * (TILE // 4) + tl.arange(0, TILE // 4)
-        x = load_logits(logits_ptr, edited_ptr, is_edited, groups[:, None] * 4 + member, vocab_size)
-        w0, w1, w2, w3 = draw_words(seed, position, groups)
-        words = interleave(w0, w1, w2, w3)
+        groups, x, words = _load_tile(source, draw, tile, TILE)
         power = x * scale - (best * LOG2_E - LIFT_MARGIN)
         weights = tl.where(x < low, 0.0, tl.exp2(power))
         lifted = lift(words, weights)
@@ -183,6 +177,18 @@ def _scan_bracket(source, bracket, draw, target, TILE: tl.constexpr):
     tl.store(partial_ptr + ABOVE_HIGH, tl.sum(above_high) * unit)
     tl.store(partial_ptr.to(tl.pointer_type(tl.int32)) + LENGTH, length)
     return tl.where(best == start, -float("inf"), best), best_id
+
+
+@triton.jit
+def _load_tile(source, draw, tile, TILE: tl.constexpr):
+    """Return numbers of groups of four tokens, and logits and random words, (TILE // 4, 4)."""
+    logits_ptr, edited_ptr, is_edited, vocab_size = source
+    seed, position, _ = draw
+    groups = tile * (TILE // 4) + tl.arange(0, TILE // 4)
+    ids = groups[:, None] * 4 + tl.arange(0, 4)[None, :]
+    x = load_logits(logits_ptr, edited_ptr, is_edited, ids, vocab_size)
+    w0, w1, w2, w3 = draw_words(seed, position, groups)
+    return groups, x, interleave(w0, w1, w2, w3)
 
 
 @triton.jit
