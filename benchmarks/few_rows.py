@@ -30,7 +30,7 @@ from octavo.models.causal_lm import CausalLM
 from octavo.models.config import ModelConfig
 from octavo.models.layers import matrix
 from octavo.models.layers.parallel import Shard
-from octavo.models.ops import few_rows, gemv, hopper_tiles, linear, linear_hopper
+from octavo.models.ops import gemv, hopper_tiles, linear, linear_hopper
 from octavo.models.ops.norm import Normed, Product
 from octavo.models.quantization import ONLINE
 from octavo.models.qwen3 import build_qwen3
@@ -42,11 +42,6 @@ SIZES = {  # hidden, intermediate, layers, heads
     "qwen3-0.6b": (1024, 3072, 28, 16),
     "qwen3-8b": (4096, 12288, 36, 32),
 }
-STAGES = ((64, 64, 5), (64, 128, 3), (64, 128, 4), (64, 128, 6), (64, 256, 3), (128, 64, 4))
-"""Features, inputs of a stage and stages that a program may have in shared memory."""
-MAX_SHARED_BYTES = 220_000
-PROGRAMS = (132, 264, 396, 528)
-"""Numbers of programs to come close to with parts: whole multiples of an H200's 132."""
 Key = tuple[int, ...]
 """The shape of a matrix: features and inputs."""
 
@@ -167,27 +162,21 @@ class Tiles:
     @contextmanager
     def used(self) -> Iterator[None]:
         """Let the kernels take them."""
-        one, few = gemv.gemv, few_rows.multiply_few_rows
-        more = linear_hopper.multiply_on_hopper
+        one, several = gemv.gemv, linear_hopper.multiply_on_hopper
 
         def multiply_one(x: Any, weight: Tensor, *args: Any, **options: Any) -> Product:
             tile = self._tiles.get(tuple(weight.shape))
             return one(x, weight, *args, **options, tile=gemv.Tile(*tile) if tile else None)
 
-        def multiply_few(x: Any, weight: Tensor, *args: Any, **options: Any) -> Product:
+        def multiply_several(x: Any, weight: Tensor, *args: Any, **options: Any) -> Product:
             tile = self._tiles.get(tuple(weight.shape))
-            return few(x, weight, *args, **options, tile=few_rows.Tile(*tile) if tile else None)
-
-        def multiply_more(x: Any, weight: Tensor, *args: Any, **options: Any) -> Product:
-            tile = self._tiles.get(tuple(weight.shape))
-            return more(
+            return several(
                 x, weight, *args, **options, tile=hopper_tiles.Tile(*tile) if tile else None
             )
 
         with (
             patch.object(linear, "gemv", multiply_one),
-            patch.object(linear, "multiply_few_rows", multiply_few),
-            patch.object(linear, "multiply_on_hopper", multiply_more),
+            patch.object(linear, "multiply_on_hopper", multiply_several),
         ):
             yield
 
@@ -214,35 +203,17 @@ def list_gemv_tiles(num_inputs: int, *, is_gated: bool, is_wide: bool) -> list[t
     ]
 
 
-def list_hopper_tiles(num_features: int) -> Iterator[tuple[int, ...]]:
-    """Yield tiles of a product with more than 32 rows: between 48 programs and one a place."""
+def list_hopper_tiles(num_features: int, num_rows: int) -> Iterator[tuple[int, ...]]:
+    """Yield tiles of a product with several rows: between 60 programs and one a place."""
     for num_consumers in (1, 2, 3):
         for num_parts in (1, 2, 4, 8):
-            for num_neighbours in (1, 2) if num_consumers == 1 else (1,):
+            for num_neighbours in (1, 2, 3, 4) if num_consumers == 1 else (1,):
                 tile = hopper_tiles.Tile(num_consumers, num_parts, num_neighbours)
                 num_programs = tile.count_programs(num_features)
-                if num_programs >= 48 and (num_parts == 1 or num_programs <= PROGRAMS[0]):
+                places = hopper_tiles.NUM_MULTIPROCESSORS * num_neighbours
+                runs_at_once = num_parts == 1 or num_programs <= places
+                if num_programs >= 60 and runs_at_once and tile.count_stages(num_rows) >= 3:
                     yield tuple(tile)
-
-
-def list_tiles(num_rows: int, key: Key) -> list[tuple[int, ...]]:
-    """List the tiles of several rows worth a measurement; they cut the inputs without a rest."""
-    num_features, num_inputs = key
-    if num_rows > few_rows.MAX_ROWS:
-        return list(list_hopper_tiles(num_features))
-    tiles: list[tuple[int, ...]] = []
-    for features, columns, num_stages in STAGES:
-        rows = next(size for size in few_rows.PADDED_ROWS if num_rows <= size)
-        if 2 * (features + rows) * columns * num_stages > MAX_SHARED_BYTES:
-            continue
-        num_tiles = -(-num_features // features)
-        parts = sorted({max(1, programs // num_tiles) for programs in PROGRAMS})
-        tiles += [
-            (features, columns, num_stages, num_parts)
-            for num_parts in parts
-            if num_inputs % (columns * num_parts) == 0
-        ]
-    return tiles
 
 
 def run(
@@ -283,7 +254,7 @@ def run(
                 is_gated = layer == "gate_up"
                 candidates = list_gemv_tiles(key[1], is_gated=is_gated, is_wide=not quantization)
             else:
-                candidates = list_tiles(num_rows, key)
+                candidates = list(list_hopper_tiles(key[0], num_rows))
             with tiles.used():
                 times = tiles.tune(key, candidates, step)
             report(line, layer=layer, tiles=times)

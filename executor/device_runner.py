@@ -43,10 +43,10 @@ from octavo.executor.step_program import (
 from octavo.executor.step_uploads import StepUploads
 from octavo.executor.streams import create_stream, launching_on
 from octavo.models.causal_lm import CausalLM
-from octavo.models.ops import few_rows, linear_hopper
+from octavo.models.ops import linear_converted, linear_hopper
 
 MIN_UPLOAD_WORDS = 2**20
-FEW_TOKENS = (*few_rows.PADDED_ROWS, MAX_ROWS, linear_hopper.MAX_ROWS)
+FEW_TOKENS = sorted({*linear_hopper.PADDED_ROWS, *linear_converted.PADDED_ROWS, MAX_ROWS})
 """Numbers of tokens up to which products, or the launches of kernels, are others."""
 MOST_VARIED_ROWS = 4_096
 """Products of more rows hardly vary: of 68 kernels that torch loaded for the five matrices of

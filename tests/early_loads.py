@@ -31,7 +31,7 @@ from octavo.models.qwen3 import build_qwen3
 from octavo.models.rope import RopeConfig
 from tests.machine_code import FIRST_ARGUMENT, disassemble, find_early_accesses
 
-NUM_ROWS = (1, 8, 64)
+NUM_ROWS = (1, 16, 32, 64, 128)
 SETTLED = ("rotary_ptr", "positions_ptr", "slots_ptr", "shares_ptr", "block_tables_ptr")
 """What the first kernels of a step write, if any: there is one between at the least."""
 DESCRIPTOR_BYTES = 128
@@ -89,6 +89,7 @@ def compile_decode_steps() -> list[Launch]:
     torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(
         multi_processor_count=132
     )
+    torch.cuda.current_stream = lambda device=None: SimpleNamespace(cuda_stream=0)
     torch.Tensor.is_cuda = property(lambda tensor: True)
     with torch.device("meta"):
         torch.set_default_dtype(torch.bfloat16)

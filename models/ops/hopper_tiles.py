@@ -4,6 +4,10 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
+import torch
+
+TUNED_FOR = ("H200",)
+"""Devices whose tiles are known to be faster than cuBLAS."""
 NUM_FEATURES = 64
 """Of a tile: what one warpgroup multiplies at once."""
 NUM_COLUMNS = 64
@@ -56,6 +60,12 @@ class Tile(NamedTuple):
         registers = min(248, registers // 8 * 8)
         left = registers * num_groups - PRODUCER_REGISTERS
         return registers, min(240, left // self.num_consumers // 8 * 8)
+
+
+@cache
+def is_tuned_for(device: torch.device) -> bool:
+    """Return whether the tiles were chosen on such a device; on others cuBLAS multiplies."""
+    return any(name in torch.cuda.get_device_name(device) for name in TUNED_FOR)
 
 
 @cache

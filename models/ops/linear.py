@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.models.ops.activation import silu_mul
-from octavo.models.ops.few_rows import MAX_ROWS, is_tuned_for, multiply_few_rows
 from octavo.models.ops.gemv import MAX_NORMED, gemv
 from octavo.models.ops.linear_hopper import can_multiply_on_hopper, multiply_on_hopper
 from octavo.models.ops.norm import Norm, Normed, Product
@@ -91,12 +90,7 @@ def find_kernel(x: Tensor | Normed, weight: Tensor) -> Callable[..., Product] | 
         return None
     if len(values) == 1 and values.dtype in GEMV_TYPES:
         return gemv
-    is_plain = values.dtype == weight.dtype == torch.bfloat16
-    if 1 < len(values) <= MAX_ROWS and is_plain and is_tuned_for(values.device):
-        return multiply_few_rows
-    if len(values) > MAX_ROWS and can_multiply_on_hopper(values, weight):
-        return multiply_on_hopper
-    return None
+    return multiply_on_hopper if can_multiply_on_hopper(values, weight) else None
 
 
 _linear_pointwise = torch.ops.mkldnn._linear_pointwise.default

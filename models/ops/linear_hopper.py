@@ -1,4 +1,4 @@
-"""The product of a weight with 33 to 128 rows on Hopper, bound by the reading of the weight.
+"""The product of a weight with 2 to 128 rows on Hopper, bound by the reading of the weight.
 
 Features lie on the side of a matrix product that is 64 wide, rows on the other. A program has one
 partition that copies, and up to three that multiply a tile of 64 features each::
@@ -12,6 +12,8 @@ for it. The inputs may be cut into parts, one a program, so that enough multipro
 programs of a tile leave their sums in memory, and the last to arrive adds up all parts, in their
 order: nobody waits, and results do not depend on time.
 """
+
+from functools import cache
 
 import torch
 import triton
@@ -30,19 +32,21 @@ from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.attention.ops.dependent_launch import can_start_early
-from octavo.models.ops.few_rows import MAX_TILES, get_arrivals, is_tuned_for
 from octavo.models.ops.hopper_tiles import (
     NUM_COLUMNS,
     NUM_FEATURES,
     PRODUCER_REGISTERS,
     Tile,
     choose_tile,
+    is_tuned_for,
 )
 from octavo.models.ops.norm import Norm, Normed, Product, take_apart
 
-PADDED_ROWS = (64, 128)
+PADDED_ROWS = (16, 32, 64, 128)
 """Numbers of rows that kernels are compiled for."""
 MAX_ROWS = PADDED_ROWS[-1]
+MAX_TILES = 8192
+"""Tiles of one product whose parts may be counted: 524,288 features."""
 FEATURES = gl.constexpr(NUM_FEATURES)
 COLUMNS = gl.constexpr(NUM_COLUMNS)
 
@@ -114,7 +118,7 @@ def multiply_on_hopper(
         product.values,
         product.square_sums,
         partial,
-        get_arrivals(values.device) if partial is not None else None,
+        _get_arrivals(values.device) if partial is not None else None,
         eps,
         num_rows,
         num_outputs,
@@ -136,6 +140,19 @@ def multiply_on_hopper(
         launch_pdl=starts_early,
     )
     return product
+
+
+def _get_arrivals(device: torch.device) -> Tensor:
+    """Return counters that are zero between launches: whoever finishes a tile resets its own.
+
+    Launches of different streams may run at once, so each stream has its own.
+    """
+    return _create_arrivals(device, torch.cuda.current_stream(device).cuda_stream)
+
+
+@cache
+def _create_arrivals(device: torch.device, stream: int) -> Tensor:
+    return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
 
 
 def _describe(matrix: Tensor, rows: int) -> TensorDescriptor:

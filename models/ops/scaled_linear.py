@@ -16,15 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.models.ops.eight_bits import FP8, INT8, dequantize_rows
-from octavo.models.ops.few_rows import Tile, is_tuned_for, multiply_few_rows
+from octavo.models.ops.hopper_tiles import is_tuned_for
+from octavo.models.ops.linear_converted import multiply_converted
 from octavo.models.ops.quantize import quantize
-
-TILES = {
-    32: Tile(128, 128, 3, num_parts=1),
-    128: Tile(128, 128, 3, num_parts=1, num_warps=8),
-    256: Tile(128, 64, 3, num_parts=1, num_warps=8),
-}
-"""Of integers that are converted, by the number of rows up to which they are taken."""
 
 logger = logging.getLogger(__name__)
 
@@ -58,15 +52,6 @@ def can_convert(x: Tensor, weight: Tensor) -> bool:
     """Return whether a kernel of our own is faster than to write the dequantised weight."""
     is_fast = x.is_cuda and x.dtype == torch.bfloat16 and weight.dtype == INT8
     return is_fast and len(x) > 0 and is_tuned_for(x.device)
-
-
-def multiply_converted(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply integers, which bfloat16 holds exactly; they are read once for 256 rows."""
-    out, most = x.new_empty((len(x), len(weight))), max(TILES)
-    for rows, target in zip(x.split(most), out.split(most), strict=True):
-        tile = next(tile for num_rows, tile in TILES.items() if len(rows) <= num_rows)
-        multiply_few_rows(rows, weight, bias, scale=scale, out=target, tile=tile)
-    return out
 
 
 def multiply_scaled(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor | None:

@@ -9,12 +9,12 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.attention.ops import decode, store_kv
-from octavo.models.ops import activation, few_rows, gemv, linear_hopper, norm
+from octavo.models.ops import activation, gemv, linear_hopper, norm
 from tests.checkpoints import tiny_config
 
 pytestmark = pytest.mark.gpu
 
-MODULES = (store_kv, decode, norm, activation, gemv, few_rows, linear_hopper)
+MODULES = (store_kv, decode, norm, activation, gemv, linear_hopper)
 QWEN3_0_6B = {
     "hidden_size": 1024,
     "intermediate_size": 3072,

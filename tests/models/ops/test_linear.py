@@ -7,8 +7,8 @@ from torch.nn import functional
 
 from octavo.models.ops import linear as linear_module
 from octavo.models.ops import linear_hopper
-from octavo.models.ops.few_rows import MAX_ROWS, is_tuned_for, multiply_few_rows
 from octavo.models.ops.gemv import MAX_NORMED, gemv
+from octavo.models.ops.hopper_tiles import is_tuned_for
 from octavo.models.ops.linear import (
     PackedWeight,
     can_pack,
@@ -60,9 +60,7 @@ def test_other_numbers_of_rows_and_other_types_are_left_to_torch(gemv_calls, num
 @pytest.mark.parametrize(
     ("num_rows", "kernel"),
     [
-        (2, multiply_few_rows),
-        (MAX_ROWS, multiply_few_rows),
-        (MAX_ROWS + 1, multiply_on_hopper),
+        (2, multiply_on_hopper),
         (linear_hopper.MAX_ROWS, multiply_on_hopper),
         (linear_hopper.MAX_ROWS + 1, None),
     ],

@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch.nn import functional
 
+from octavo.models.ops import linear_converted
 from octavo.models.ops import scaled_linear as module
 from octavo.models.ops.eight_bits import FP8, INT8, dequantize_rows, quantize_rows
-from octavo.models.ops.few_rows import Tile
 from octavo.models.ops.gemv import gemv
+from octavo.models.ops.linear_converted import Tile, multiply_converted
 from octavo.models.ops.quantize import quantize
-from octavo.models.ops.scaled_linear import multiply_converted, scaled_linear
+from octavo.models.ops.scaled_linear import scaled_linear
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -58,10 +59,18 @@ def test_every_integer_is_multiplied_exactly():
 
 @pytest.mark.parametrize("num_rows", [1, 7, 8, 20])
 def test_integers_are_read_once_for_as_many_rows_as_the_kernel_takes(num_rows, monkeypatch):
-    tiles = {4: Tile(16, 32, 2, 1), 8: Tile(32, 64, 2, 1)}
-    monkeypatch.setattr(module, "TILES", tiles)
+    monkeypatch.setattr(linear_converted, "TILES", {4: Tile(16, 32), 8: Tile(32, 64)})
     dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
-    x, weight, scale, bias = make_operands(num_rows, dtype=dtype, rounded_to=INT8)
+    for shape in [(48, 64), (7, 33)]:
+        x, weight, scale, bias = make_operands(num_rows, shape, dtype, rounded_to=INT8)
+        assert_product(multiply_converted(x, weight, scale, bias), x, weight, scale, bias)
+        assert_product(multiply_converted(x, weight, scale, None), x, weight, scale)
+
+
+def test_integers_and_their_rows_may_be_apart(monkeypatch):
+    monkeypatch.setattr(linear_converted, "TILES", {8: Tile(16, 32)})
+    x, weight, scale, bias = make_operands(5, (20, 200), rounded_to=INT8)
+    x, weight = x[:, 16:80], weight[:, 32:96]
     assert_product(multiply_converted(x, weight, scale, bias), x, weight, scale, bias)
 
 
