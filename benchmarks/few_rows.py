@@ -141,7 +141,9 @@ def unfolded(key: Key | None) -> Iterator[None]:
             return linear.gate(linear.linear(x, weight, *args, **options))
         return silu_mul(x, weight, *args, **options)
 
-    def plain_add_norm(x: Any, weight: Tensor, *args: Any, **options: Any) -> Normed | None:
+    def plain_add_norm(
+        x: Any, weight: Tensor, *args: Any, **options: Any
+    ) -> tuple[Tensor | Normed, Tensor] | None:
         if key in (None, tuple(weight.shape)):
             return None
         return add_norm(x, weight, *args, **options)

@@ -75,7 +75,12 @@ class CausalLM(nn.Module):
         example = self.norm.weight
         for num_rows in row_counts:
             for linear in kinds.values():
-                linear(example.new_empty(num_rows, linear.matrix.weight.shape[1]))
+                rows = example.new_empty(num_rows, linear.matrix.weight.shape[1])
+                if isinstance(linear, RowParallelLinear):  # adds to the residual stream
+                    stream = example.new_empty(num_rows, len(example))
+                    linear.add_norm(rows, stream, self.norm)
+                else:
+                    linear(rows)
             if num_rows <= max_logit_rows:
                 self.compute_logits(example.new_empty(num_rows, len(example)))
 

@@ -86,11 +86,14 @@ class RowParallelLinear(nn.Module):
     def add_norm(
         self, x: Tensor, residual: Tensor, norm: RMSNorm
     ) -> tuple[Tensor | Normed, Tensor]:
-        """Add the output to the residual stream; return the stream normalised, and itself."""
+        """Add the output to the residual stream; return the stream normalised, and itself.
+
+        ``residual`` may be overwritten.
+        """
         if self.shard.size == 1:
             folded = self.matrix.add_norm(x, self.bias, residual=residual, norm=norm.norm)
             if folded is not None:
-                return folded, folded.stream
+                return folded
         normed: tuple[Tensor, Tensor] = norm(self(x), residual)
         return normed
 

@@ -60,8 +60,11 @@ class Matrix(nn.Module):
 
     def add_norm(
         self, x: Tensor, bias: Tensor | None, *, residual: Tensor, norm: Norm
-    ) -> Normed | None:
-        """Return the normalised sum of output and ``residual``; None if it is not one launch."""
+    ) -> tuple[Tensor | Normed, Tensor] | None:
+        """Return the normalised sum of output and ``residual``, and the sum, if that saves work.
+
+        ``residual`` may be overwritten.
+        """
         if self._packed is not None:
             return None
         return linear_add_norm(x, self.weight, bias, scale=self.scale, residual=residual, norm=norm)

@@ -1,7 +1,7 @@
 """Where a linear layer's product is computed: on a GPU up to 128 rows here, the rest by torch.
 
 With so few rows a step is a chain of short kernels, so norm, activation and residual sum are folded
-into the products beside them.
+into the products beside them. With more, torch's product adds to the residual stream.
 
 On a CPU, oneDNN multiplies one to sixteen rows up to three times as fast when the weight lies in
 blocks of its own choosing: ``PackedWeight`` is made once and serves any number of rows.
@@ -16,7 +16,7 @@ from torch.nn import functional
 from octavo.models.ops.activation import silu_mul
 from octavo.models.ops.gemv import MAX_NORMED, gemv
 from octavo.models.ops.linear_hopper import can_multiply_on_hopper, multiply_on_hopper
-from octavo.models.ops.norm import Norm, Normed, Product
+from octavo.models.ops.norm import Norm, Normed, Product, rms_norm
 from octavo.models.ops.scaled_linear import scaled_linear
 
 GEMV_TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -69,18 +69,23 @@ def linear_add_norm(
     scale: Tensor | None,
     residual: Tensor,
     norm: Norm,
-) -> Normed | None:
-    """Return the normalised sum of product and ``residual``; None if nothing would be folded.
+) -> tuple[Tensor | Normed, Tensor] | None:
+    """Return the normalised sum of product and ``residual``, and the sum; None if nothing is saved.
 
-    Rows that still lack their factor may be too large for float16.
+    ``residual`` may be overwritten.
     """
-    if (multiply := find_kernel(x, weight)) is None or x.dtype == torch.float16:
-        return None
-    if multiply is gemv and len(weight) > MAX_NORMED:
+    multiply = find_kernel(x, weight)
+    if multiply is None:
+        if not x.is_cuda or bias is not None or scale is not None:
+            return None
+        total = residual.addmm_(x, weight.t())
+        return rms_norm(total, norm.weight, eps=norm.eps), total
+    # Rows that still lack their factor may be too large for float16.
+    if x.dtype == torch.float16 or (multiply is gemv and len(weight) > MAX_NORMED):
         return None
     product = multiply(x, weight, bias, scale=scale, residual=residual, norm=norm)
     assert product.values is not None
-    return Normed(product.values, product.out, product.square_sums, norm)
+    return Normed(product.values, product.out, product.square_sums, norm), product.out
 
 
 def find_kernel(x: Tensor | Normed, weight: Tensor) -> Callable[..., Product] | None:

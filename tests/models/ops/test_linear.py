@@ -92,9 +92,28 @@ def test_a_wide_stream_of_one_row_is_normalised_by_a_launch_of_its_own():
         assert (folded is not None) == is_folded
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("num_rows", [linear_hopper.MAX_ROWS + 1, 1000])
+def test_many_rows_are_added_to_the_stream_by_their_product(num_rows, dtype):
+    x, weight, bias = make_operands(num_rows, device="cuda", dtype=dtype)
+    residual, norm = torch.randn(num_rows, 8, device="cuda").to(dtype), Norm(bias, 1e-6)
+    expected = functional.linear(x.double(), weight.double()) + residual.double()
+    made = linear_add_norm(x, weight, None, scale=None, residual=residual, norm=norm)
+    assert made is not None
+    normed, total = made
+    tolerance = {"rtol": 2**-7, "atol": 2**-7} if dtype != torch.float32 else {}
+    torch.testing.assert_close(total.double(), expected, **tolerance, check_dtype=False)
+    expected = functional.rms_norm(total.float(), (8,), bias.float(), 1e-6)
+    torch.testing.assert_close(normed.float(), expected, **tolerance)
+
+
 def test_a_cpu_computes_with_torch(gemv_calls):
     x, weight, bias = make_operands(1, device="cpu")
     assert torch.equal(linear(x, weight, bias), functional.linear(x, weight, bias))
+    norm = Norm(bias, 1e-6)
+    residual = torch.zeros(1, 8)
+    assert not linear_add_norm(x, weight, None, scale=None, residual=residual, norm=norm)
     assert not gemv_calls
 
 
