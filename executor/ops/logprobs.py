@@ -99,7 +99,8 @@ def _sort(logits: Tensor, token_ids: Tensor, num_top: int) -> TokenLogprobs:
     )
 
 
-@triton.jit(do_not_specialize=["num_top"])
+# Tokens of a prompt begin anywhere in a row: one kernel serves all.
+@triton.jit(do_not_specialize=["num_top"], do_not_specialize_on_alignment=["token_ids_ptr"])
 def _summarise_kernel(
     logits_ptr,  # (num_rows, vocab_size)
     token_ids_ptr,
@@ -129,7 +130,7 @@ def _summarise_kernel(
         tl.store(best_ids_ptr + place * num_top + rank, first)
 
 
-@triton.jit(do_not_specialize=["num_top"])
+@triton.jit(do_not_specialize=["num_top"], do_not_specialize_on_alignment=["token_ids_ptr"])
 def _merge_kernel(
     logits_ptr,
     token_ids_ptr,
