@@ -5,19 +5,26 @@ torch would read keys once a head. A prompt that begins in a step is read where 
 it. What layers share is worked out once a step.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.attention.backend import AttentionInputs, AttentionLayer, KVCacheSpec
-from octavo.attention.small_ops import MAX_ROWS, AttentionOps
 from octavo.attention.tiles import Prompt, Tile, find_tiles
 
 MAX_TILE_BYTES = 2**21
 """Keys and values that several rows gather together: they fit in a core's cache."""
+
+
+@dataclass(slots=True)
+class AttentionOps:
+    """The functions of ``small_ops``, compiled, by the type of q, k and v."""
+
+    turn_and_store: dict[torch.dtype, Callable[..., Tensor]] = field(default_factory=dict)
+    attend_tile: dict[torch.dtype, Callable[..., Tensor]] = field(default_factory=dict)
 
 
 class CpuBackend:
@@ -38,15 +45,12 @@ class CpuBackend:
         head_shape = (spec.num_kv_heads, spec.head_dim)
         shape = (num_blocks, spec.num_layers, spec.block_size, 2, *head_shape)
         self.kv_pool = torch.empty(shape, dtype=dtype, device=device)
-        self._ops: dict[torch.dtype, AttentionOps] = {}
-
-    def use(self, dtype: torch.dtype, ops: AttentionOps) -> None:
-        """Call these from now on where every row has one token, whose q, k and v have this type."""
-        self._ops[dtype] = ops
+        self.ops = AttentionOps()
+        """Called where there are any; they may be added between two steps."""
 
     def bind(self, inputs: AttentionInputs) -> "CpuAttention":
         """Return the attention of one step."""
-        return CpuAttention(self.kv_pool, inputs, self._ops)
+        return CpuAttention(self.kv_pool, inputs, self.ops)
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy the K/V of all layers of one block."""
@@ -59,9 +63,7 @@ class CpuAttention:
     Lines are counted from the layer's first one, so that a slot has the same line in every layer.
     """
 
-    def __init__(
-        self, kv_pool: Tensor, inputs: AttentionInputs, ops: Mapping[torch.dtype, AttentionOps]
-    ) -> None:
+    def __init__(self, kv_pool: Tensor, inputs: AttentionInputs, ops: AttentionOps) -> None:
         num_layers, self._block_size = kv_pool.shape[1:3]
         self._lines_per_block = num_layers * self._block_size
         self._num_lines = len(kv_pool) * self._lines_per_block
@@ -73,40 +75,42 @@ class CpuAttention:
         self._work: dict[int | None, list[_PromptWork | _TileWork]] = {}
         self._rotations: dict[int, tuple[Tensor, Tensor]] = {}
         self._tables: dict[int, Tensor] = {}
-        is_decode = len(inputs.slot_mapping) == len(inputs.query_start) - 1 <= MAX_ROWS
-        self._ops = ops if is_decode and self._stored is None else {}
+        self._ops = ops
 
     def __call__(self, layer: AttentionLayer, qkv: Tensor) -> Tensor:
         """Store k and v of all tokens, then attend."""
-        if (ops := self._ops.get(qkv.dtype)) is not None:
-            return self._decode(ops, layer, qkv)
+        turn_and_store = self._ops.turn_and_store.get(qkv.dtype)
+        if turn_and_store is not None and self.stores_all:
+            return self.attend(layer, turn_and_store(qkv, *self.find_place(layer)))
         num_tokens, size = qkv.shape
         heads = qkv.view(num_tokens, -1, layer.head_dim)
         q_size = layer.num_heads * layer.head_dim
         self._turn(layer, heads.narrow(1, 0, layer.num_heads + layer.num_kv_heads))
-        lines = self._find_layer(layer)
-        self._store(lines, qkv.narrow(1, q_size, size - q_size))
+        self._store(self._find_layer(layer), qkv.narrow(1, q_size, size - q_size))
+        return self.attend(layer, heads)
+
+    @property
+    def stores_all(self) -> bool:
+        """Whether every token has a slot."""
+        return self._stored is None
+
+    def find_place(self, layer: AttentionLayer) -> tuple[Tensor, ...]:
+        """Return what ``turn_and_store`` wants beside q, k and v, where every token has a slot."""
+        norms = () if layer.q_norm is None else (layer.q_norm, layer.k_norm)
+        return self._find_table(layer), self._find_layer(layer), self._targets, *norms
+
+    def attend(self, layer: AttentionLayer, heads: Tensor) -> Tensor:
+        """Attend from all tokens' turned heads of q, k and v, of which k and v are stored.
+
+        ``heads`` is (num_tokens, num_heads + 2 * num_kv_heads, head_dim).
+        """
+        lines, num_tokens = self._find_layer(layer), heads.shape[0]
         work = self._find_work(layer.sliding_window)
         if len(work) == 1 and work[0].num_tokens == num_tokens:
             return work[0].attend(layer, heads, lines)
-        output = qkv.new_zeros(num_tokens, q_size)
+        output = heads.new_zeros(num_tokens, layer.num_heads * layer.head_dim)
         for part in work:
             output[part.tokens] = part.attend(layer, heads[part.tokens], lines).to(output.dtype)
-        return output
-
-    def _decode(self, ops: AttentionOps, layer: AttentionLayer, qkv: Tensor) -> Tensor:
-        """Do the same with fewer calls, where every row has one token."""
-        lines, table = self._find_layer(layer), self._find_table(layer)
-        norms = [weight for weight in (layer.q_norm, layer.k_norm) if weight is not None]
-        q = ops.turn_and_store(qkv, table, lines, self._targets, *norms)
-        work = self._find_work(layer.sliding_window)
-        if len(work) == 1 and isinstance(work[0], _TileWork):
-            return ops.attend_tile(q, lines, work[0].lines, work[0].bias)
-        output = torch.empty_like(q).flatten(1)
-        for part in work:
-            assert isinstance(part, _TileWork), "a row of one token is no prompt"
-            some = q.index_select(0, part.tokens)
-            output[part.tokens] = ops.attend_tile(some, lines, part.lines, part.bias)
         return output
 
     def _find_layer(self, layer: AttentionLayer) -> Tensor:
@@ -169,9 +173,11 @@ class CpuAttention:
 
     def _create_tile_work(self, tile: Tile) -> "_TileWork":
         bias, num_rows = tile.bias, tile.num_rows
-        if bias is None and self._ops:  # compiled code adds one in any case
+        ops = self._ops.attend_tile if len(tile.tokens) == num_rows else {}
+        if bias is None and ops:  # compiled code adds one in any case
             bias = torch.zeros(num_rows, 1, 1, len(tile.slots) // num_rows)
         return _TileWork(
+            ops,
             tile.tokens,
             len(tile.tokens),
             num_rows,
@@ -199,6 +205,8 @@ class _PromptWork:
 class _TileWork:
     """A tile that gathers what it sees from the pool."""
 
+    ops: dict[torch.dtype, Callable[..., Tensor]]
+    """Compiled forms of ``attend``, by the type of heads."""
     tokens: Tensor
     num_tokens: int
     num_rows: int
@@ -207,6 +215,8 @@ class _TileWork:
 
     def attend(self, layer: AttentionLayer, heads: Tensor, lines: Tensor) -> Tensor:
         """Map its tokens' heads of q, k and v to (num_tokens, num_heads * head_dim)."""
+        if (attend_tile := self.ops.get(heads.dtype)) is not None:
+            return attend_tile(heads, lines, self.lines, self.bias)
         q = heads.narrow(1, 0, layer.num_heads).to(lines.dtype)
         shape = (self.num_rows, -1, 2, layer.num_kv_heads, layer.head_dim)
         k, v = lines.index_select(0, self.lines).view(shape).transpose(1, 3).unbind(2)

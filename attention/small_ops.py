@@ -1,26 +1,12 @@
-"""What attention of one-token rows computes around its softmax, in two functions to be compiled.
+"""What attention computes around its softmax, in two functions to be compiled.
 
 They compute what ``CpuAttention`` does with a dozen operations of torch; compiled, each is a call.
 All tensors are contiguous, and ``lines`` are those of ``CpuBackend``: K and V of a token.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-MAX_ROWS = 8
-"""Compiled operations take one thread: more rows are left to torch's."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionOps:
-    """Both functions, with all but their tensors bound; one kind of layer calls them."""
-
-    turn_and_store: Callable[..., Tensor]
-    attend_tile: Callable[..., Tensor]
 
 
 def turn_and_store(
@@ -33,10 +19,11 @@ def turn_and_store(
     num_kv_heads: int,
     eps: float,
 ) -> Tensor:
-    """Normalise and rotate q and k, store k and v, return q, (num_tokens, num_heads, head_dim).
+    """Normalise and rotate q and k, store k and v, return all in their own type.
 
     ``table`` is cos | sin of each token, (num_tokens, rotary_dim), ``targets`` its line; ``norms``
-    are the weights of q and of k, or none. What is stored and returned is rounded once.
+    are the weights of q and of k, or none. What is stored and what is returned, (num_tokens,
+    num_heads + 2 * num_kv_heads, head_dim), is rounded once.
     """
     heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, -1)
     x = heads[:, : num_heads + num_kv_heads].float()
@@ -46,10 +33,11 @@ def turn_and_store(
     cos, sin = table.unsqueeze(1).chunk(2, dim=-1)  # (num_tokens, 1, half)
     half = cos.shape[-1]
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    turned = torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1).to(lines.dtype)
-    values = heads[:, num_heads + num_kv_heads :].to(lines.dtype)
-    lines.index_copy_(0, targets, torch.cat((turned[:, num_heads:], values), dim=1).flatten(1))
-    return turned[:, :num_heads].contiguous()
+    qk = torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
+    v = heads[:, num_heads + num_kv_heads :]
+    kv = torch.cat([part.to(lines.dtype) for part in (qk[:, num_heads:], v)], dim=1)
+    lines.index_copy_(0, targets, kv.flatten(1))
+    return torch.cat((qk.to(qkv.dtype), v), dim=1)
 
 
 def _normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -57,7 +45,7 @@ def _normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def attend_tile(
-    q: Tensor,
+    heads: Tensor,
     lines: Tensor,
     seen: Tensor,
     bias: Tensor,
@@ -65,13 +53,15 @@ def attend_tile(
     num_kv_heads: int,
     scale: float,
 ) -> Tensor:
-    """Attend from one token of each row, (num_rows, num_heads, head_dim), to the lines it sees.
+    """Attend from one token of each row to the lines it sees.
 
-    ``seen`` are (num_rows * width,) lines, ``bias`` is (num_rows, 1, 1, width). Returns (num_rows,
-    num_heads * head_dim).
+    ``heads`` is what ``turn_and_store`` returns of these tokens; q is read of it. ``seen`` are
+    (num_rows * width,) lines, ``bias`` is (num_rows, 1, 1, width). Returns (num_rows, num_heads *
+    head_dim).
     """
-    num_rows, _, head_dim = q.shape
+    num_rows, num_heads, head_dim = heads.shape
     shape = (num_rows, bias.shape[-1], 2, num_kv_heads, head_dim)
     k, v = lines.index_select(0, seen).view(shape).transpose(1, 3).unbind(2)
-    q = q.view(num_rows, num_kv_heads, -1, head_dim)
+    q = heads[:, : num_heads - 2 * num_kv_heads].to(lines.dtype)
+    q = q.reshape(num_rows, num_kv_heads, -1, head_dim)
     return F.scaled_dot_product_attention(q, k, v, bias, scale=scale).flatten(1)

@@ -1,4 +1,4 @@
-"""The process that compiles small operations, with inductor, into libraries that need no inductor.
+"""The process that compiles operations, with inductor, into libraries that need no inductor.
 
 It has the folder as its argument and reads one line, a JSON list of operations; it ends when its
 input does, whatever it does then. Of several such processes one compiles. An operation is there as
@@ -16,13 +16,18 @@ import tempfile
 import threading
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch._inductor import aoti_compile_and_package, config
+from torch._inductor.cpu_vec_isa import VecAMX, pick_vec_isa
+from torch._inductor.ir import StorageBox
 from torch._inductor.utils import fresh_cache
 from torch.fx.experimental import _config
 
@@ -57,17 +62,33 @@ def _end_with_input() -> None:
 
 def _compile(op: dict[str, Any], scratch: Path) -> None:
     """Write the library and its checksum."""
-    # One thread: few rows do not pay for waking another. Headers compiled ahead are 140 MB.
-    options = {"cpp.threads": 1, "cpp_cache_precompile_headers": False}
+    options = {
+        "cpp.threads": op["num_threads"],
+        "cpp.dynamic_threads": op["num_threads"] > 1,  # as many as its caller lets it
+        "cpp_cache_precompile_headers": False,  # these are 140 MB
+    }
+    products = _multiply_tiles() if op["with_tiles"] else nullcontext()
     archive = scratch / f"{op['name']}.pt2"
     any_size = _config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]  # made at run time
-    with torch.no_grad(), fresh_cache(dir=str(scratch)), config.patch(options), any_size:
+    with torch.no_grad(), fresh_cache(dir=str(scratch)), config.patch(options), any_size, products:
         aoti_compile_and_package(_trace(op), package_path=str(archive))
     with zipfile.ZipFile(archive) as members:
         (library,) = (name for name in members.namelist() if name.endswith(".so"))
         content = members.read(library)
     (scratch / f"{op['name']}.so").write_bytes(content)
     (scratch / f"{op['name']}.crc").write_text(str(zlib.crc32(content)))
+
+
+@contextmanager
+def _multiply_tiles() -> Iterator[None]:
+    """Let inductor make products of its own for weights in four bits, which are tiles already."""
+    if not isinstance(pick_vec_isa(), VecAMX):
+        raise RuntimeError("the compiler does not know AMX")  # other products read another order
+    options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "CPP"}
+    # It expects constants, whose contents it would bring into the order of tiles.
+    any_weight = mock.patch.object(StorageBox, "is_module_buffer", return_value=True)
+    with config.patch(options), any_weight:
+        yield
 
 
 def _trace(op: dict[str, Any]) -> torch.export.ExportedProgram:

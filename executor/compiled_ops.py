@@ -1,4 +1,4 @@
-"""Small operations of a CPU's decode steps, compiled: a layer has six of them instead of 25.
+"""Compiled operations of a CPU's steps: a layer has three to six of them instead of 25.
 
 What was compiled lies in the cache folder and is loaded in milliseconds. What is missing another
 process compiles while this one serves, with the time that its cores have left, and between two
@@ -6,11 +6,9 @@ steps it is taken over. Without a C++ compiler torch's own operations go on serv
 """
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -18,127 +16,46 @@ import weakref
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from inspect import getsource
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from octavo import __version__
-from octavo.attention import small_ops as attention_ops
 from octavo.attention.cpu_backend import CpuBackend
-from octavo.attention.small_ops import AttentionOps
+from octavo.executor.op_list import Op, OpList
 from octavo.executor.private_folder import is_private
-from octavo.models import small_ops as layer_ops
 from octavo.models.flat import FlatNetwork, LayerOps
+from octavo.models.fused import FusedOps, list_int4_layers
+from octavo.models.ops import int4_linear
 
 logger = logging.getLogger(__name__)
 
 Run = Callable[[list[Tensor]], list[Tensor]]
 """A library's operation."""
 
-FORMAT = 1
-"""Rises when libraries are made in another way, of the same functions."""
 START = (
     "import runpy, sys; sys.path[:] = sys.argv[2:]; "
     "runpy.run_module('octavo.executor.compile_ops', run_name='__main__')"
 )
 """Python's command that compiles: it imports what this process does."""
-NOT_COMPILED = "operations are not compiled, so steps of few rows take up to a third longer: %s"
-MIN_HIDDEN_SIZE = 256
-"""Narrower networks are for tests: compiling takes longer than they ever run."""
+NOT_COMPILED = "operations are not compiled, so steps take up to twice as long: %s"
+MAX_ROWS_BESIDE_TILES = 4
+"""Up to so many rows are multiplied faster without tiles."""
+
+Use = Callable[[list[Callable[..., Tensor]]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
-    """What an operation gets: it may have any size along the dimensions that vary."""
+class Group:
+    """Operations that are taken over together."""
 
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    varying: tuple[int, ...] = (0,)
+    ops: list[Op]
+    use: Use
 
-
-class Op:
-    """A function of tensors that is to be compiled, and the name of its library."""
-
-    def __init__(
-        self, function: Callable[..., Tensor], *inputs: Example, **constants: float
-    ) -> None:
-        self._job = {
-            "module": function.__module__,
-            "function": function.__name__,
-            "constants": constants,
-            "inputs": [
-                (one.shape, str(one.dtype).removeprefix("torch."), one.varying) for one in inputs
-            ],
-        }
-        digest = hashlib.sha256()
-        source = getsource(sys.modules[function.__module__])
-        for part in (FORMAT, __version__, torch.__version__, _describe_cpu(), source, self._job):
-            digest.update(f"{part}\n".encode())
-        self.name = f"{function.__name__}-{digest.hexdigest()[:32]}"
-
-    @property
-    def job(self) -> dict[str, Any]:
-        """What ``compile_ops`` needs to know."""
-        return self._job | {"name": self.name}
-
-
-def can_compile(network: FlatNetwork) -> bool:
-    """Return whether one set of operations serves all layers, and enough work is to be expected."""
-    kinds = {
-        (layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.rotary.shape[1], layer.scale)
-        for layer in network.attention_layers
-    }
-    return len(kinds) == 1 and network.network.config.hidden_size >= MIN_HIDDEN_SIZE
-
-
-def list_ops(network: FlatNetwork, backend: CpuBackend, dtype: torch.dtype) -> list[Op]:
-    """Return add_norm, silu_mul, turn_and_store and attend_tile where products give ``dtype``."""
-    config, layer = network.network.config, network.attention_layers[0]
-    head_dim, num_heads, num_kv_heads = layer.head_dim, layer.num_heads, layer.num_kv_heads
-    rows, width, weight = 3, 5, network.network.norm.weight.dtype
-    hidden, line = (rows, config.hidden_size), (rows, 2 * num_kv_heads * head_dim)
-    qkv = rows, (num_heads + 2 * num_kv_heads) * head_dim
-    table = rows, layer.rotary.shape[1]
-    lines = Example(line, backend.kv_pool.dtype)
-    norms = [
-        Example(tuple(norm.shape), norm.dtype, ())
-        for norm in (layer.q_norm, layer.k_norm)
-        if norm is not None
-    ]
-    return [
-        Op(
-            layer_ops.add_norm,
-            Example(hidden, weight),
-            Example(hidden, dtype),
-            Example(hidden[1:], weight, ()),
-            eps=config.norm_eps,
-        ),
-        Op(layer_ops.silu_mul, Example((rows, 2 * config.intermediate_size), dtype)),
-        Op(
-            attention_ops.turn_and_store,
-            Example(qkv, dtype),
-            Example(table, torch.float32),
-            lines,
-            Example((rows,), torch.int64),
-            *norms,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            eps=layer.norm_eps,
-        ),
-        Op(
-            attention_ops.attend_tile,
-            Example((rows, num_heads, head_dim), lines.dtype),
-            lines,
-            Example((rows * width,), torch.int64),
-            Example((rows, 1, 1, width), lines.dtype, (0, 3)),
-            num_kv_heads=num_kv_heads,
-            scale=layer.scale,
-        ),
-    ]
+    def is_in(self, folder: Path) -> bool:
+        """Return whether there are libraries of all."""
+        return all(os.path.exists(folder / f"{op.name}.crc") for op in self.ops)
 
 
 class CompiledOps:
@@ -149,9 +66,7 @@ class CompiledOps:
 
     def __init__(self, network: FlatNetwork, backend: CpuBackend, folder: Path) -> None:
         self._network, self._backend, self._folder = network, backend, folder
-        self._missing = {
-            dtype: list_ops(network, backend, dtype) for dtype in network.find_product_types()
-        }
+        self._missing = self._list_groups()
         self._process: subprocess.Popen[str] | None = None
 
     def load(self) -> None:
@@ -162,24 +77,48 @@ class CompiledOps:
         """
         if not is_private(self._folder):
             return
-        for dtype, ops in list(self._missing.items()):
-            if all(os.path.exists(self._folder / f"{op.name}.crc") for op in ops):
-                loaded = [_load(self._folder, op.name) for op in ops]
+        for group in list(self._missing):
+            if group.is_in(self._folder):
+                loaded = [_load(self._folder, op.name) for op in group.ops]
                 if None not in loaded:
-                    self._use(dtype, [_call(run) for run in loaded if run is not None])
-                if all(os.path.exists(self._folder / f"{op.name}.crc") for op in ops):
-                    del self._missing[dtype]
+                    group.use([_call(run) for run in loaded if run is not None])
+                if group.is_in(self._folder):  # none was damaged
+                    self._missing.remove(group)
 
-    def _use(self, dtype: torch.dtype, ops: list[Callable[..., Tensor]]) -> None:
+    def _list_groups(self) -> list[Group]:
+        """Return what is to be compiled, first what few rows need."""
+        ops = OpList(self._network, self._backend)
+        types = self._network.find_product_types()
+        fused: list[Group] = []
+        if layers := list_int4_layers(self._network.network):
+            weights = layers[0].weights
+            has_tiles = all(weight.has_tiles for weight in weights) and torch.cpu._init_amx()
+            limits = {False: int4_linear.MAX_ROWS}
+            if has_tiles:
+                limits = {False: MAX_ROWS_BESIDE_TILES, True: sys.maxsize}
+            for with_tiles, max_rows in limits.items():
+                use = partial(self._use_fused, with_tiles, max_rows)
+                fused.append(Group(ops.list_fused(weights, with_tiles=with_tiles), use))
+            types = [] if has_tiles else types[-1:]  # of many rows
+        return fused + [Group(ops.list_small(one), partial(self._use_small, one)) for one in types]
+
+    def _use_fused(self, with_tiles: bool, max_rows: int, ops: list[Callable[..., Tensor]]) -> None:
+        project, finish, attend_tile = ops
+        self._backend.ops.attend_tile[torch.bfloat16] = attend_tile
+        self._network.fuse(FusedOps(project, finish, with_tiles), max_rows=max_rows)
+        logger.info("layers are compiled for steps of up to %d tokens", max_rows)
+
+    def _use_small(self, dtype: torch.dtype, ops: list[Callable[..., Tensor]]) -> None:
         add_norm, silu_mul, turn_and_store, attend_tile = ops
         with_weight = LayerOps(lambda total, x, norm: add_norm(total, x, norm.weight), silu_mul)
         self._network.use(dtype, with_weight)
-        self._backend.use(dtype, AttentionOps(turn_and_store, attend_tile))
-        logger.info("steps of few rows have compiled operations on %s", dtype)
+        self._backend.ops.turn_and_store[dtype] = turn_and_store
+        self._backend.ops.attend_tile[dtype] = attend_tile
+        logger.info("small operations on %s are compiled", dtype)
 
     def compile(self) -> None:
         """Start to compile what is missing; the log says so if that cannot be done."""
-        jobs = [op.job for ops in self._missing.values() for op in ops]
+        jobs = [op.job for group in self._missing for op in group.ops]
         if not jobs:
             return
         try:
@@ -259,14 +198,3 @@ def _end(process: subprocess.Popen[str], owner: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-
-
-@cache
-def _describe_cpu() -> str:
-    """Return what decides which instructions a compiler may use here."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
-    except OSError:
-        return platform.processor()
-    names = "vendor_id", "cpu family", "model", "flags", "Features", "CPU part"
-    return "\n".join(line for line in text.splitlines() if line.startswith(names))

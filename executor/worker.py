@@ -25,7 +25,7 @@ from octavo.attention.xformers_backend import XformersBackend, check_support
 from octavo.config import DEVICE_DEFAULTS, EngineConfig
 from octavo.errors import ConfigError
 from octavo.executor.compile_ahead import StartCompiler
-from octavo.executor.compiled_ops import CompiledOps, can_compile
+from octavo.executor.compiled_ops import CompiledOps
 from octavo.executor.device_memory import GIB, MemoryUse, find_graph_bytes
 from octavo.executor.device_runner import DeviceRunner
 from octavo.executor.graphs import default_sizes, mixed_shapes
@@ -39,6 +39,7 @@ from octavo.executor.model_settings import (
     resolve_device,
     resolve_max_model_len,
 )
+from octavo.executor.op_list import can_compile
 from octavo.executor.step import ExecutorInfo
 from octavo.executor.step_program import StepShape
 from octavo.executor.threads import measure_threads

@@ -13,14 +13,18 @@ import torch
 from torch import Tensor
 
 from octavo.attention.backend import Attention, AttentionLayer
-from octavo.attention.small_ops import MAX_ROWS
+from octavo.attention.cpu_backend import CpuAttention
 from octavo.models.causal_lm import CausalLM
+from octavo.models.fused import FusedLayers, FusedOps
 from octavo.models.layers.decoder import DecoderLayer
 from octavo.models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from octavo.models.layers.norm import RMSNorm
 from octavo.models.ops.linear import gate
 
 Linear = Callable[[Tensor], Tensor]
+
+MANY_ROWS = 64
+"""So many rows are multiplied as any larger number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +49,16 @@ class FlatNetwork:
         self._embed = model.embed_tokens.forward
         self._last_norm = FlatNorm(model.norm)
         self._ops: dict[torch.dtype, LayerOps] = {}
+        self._fused: dict[int, FusedLayers] = {}
 
     def use(self, dtype: torch.dtype, ops: LayerOps) -> None:
-        """Call these from now on for few rows, where products give this type."""
+        """Call these from now on where products give this type, and nothing is fused."""
         self._ops[dtype] = ops
+
+    def fuse(self, ops: FusedOps, *, max_rows: int) -> None:
+        """Call these from now on for up to so many rows, fewest first."""
+        self._fused[max_rows] = FusedLayers(self.network, ops)
+        self._fused = dict(sorted(self._fused.items()))
 
     @property
     def attention_layers(self) -> list[AttentionLayer]:
@@ -56,18 +66,22 @@ class FlatNetwork:
         return [layer.attention for layer in self._layers]
 
     def find_product_types(self) -> list[torch.dtype]:
-        """Return the types that products of few rows give, first that of one row."""
+        """Return the types that products give, first that of one row."""
         weight = self._first_norm.weight
-        inputs = [weight.new_zeros(num_rows, len(weight)) for num_rows in (1, MAX_ROWS)]
+        inputs = [weight.new_zeros(num_rows, len(weight)) for num_rows in (1, MANY_ROWS)]
         return list(dict.fromkeys(self._layers[0].qkv(x).dtype for x in inputs))
 
     def __call__(self, input_ids: Tensor, attention: Attention) -> Tensor:
         """Map (num_tokens,) ids to normalised hidden states, (num_tokens, hidden_size)."""
         total = self._embed(input_ids)
         x = self._first_norm(total)
+        if isinstance(attention, CpuAttention) and attention.stores_all:
+            for max_rows, compute in self._fused.items():
+                if len(x) <= max_rows:
+                    return compute(x, total, attention)
         for layer in self._layers:
             qkv = layer.qkv(x)
-            ops = self._ops.get(qkv.dtype, PLAIN) if qkv.shape[0] <= MAX_ROWS else PLAIN
+            ops = self._ops.get(qkv.dtype, PLAIN)
             x = layer.output(attention(layer.attention, qkv))
             x = ops.add_norm(total, x, layer.mlp_norm)
             x = layer.down(ops.silu_mul(layer.gate_up(x)))

@@ -32,7 +32,7 @@ from octavo.models.source import ModelSource
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """Rises when other tensors, or others of the same names, are kept."""
 MAX_SOURCE_BYTES = 2**30
 """Larger files are not copied: that would fill the disk, and take long to read, too."""
@@ -84,7 +84,9 @@ def _find_place(source: ModelSource, config: ModelConfig, name: IntegerName) -> 
 
 
 def _describe_cpu() -> str:
-    return f"{torch.backends.cpu.get_cpu_capability()} {torch.cpu._is_vnni_supported()}"
+    capability = torch.backends.cpu.get_cpu_capability()
+    units = torch.cpu._is_vnni_supported(), torch.cpu._is_amx_tile_supported()
+    return f"{capability} {units}"
 
 
 def _read(path: Path) -> dict[str, Tensor] | None:

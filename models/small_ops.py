@@ -1,11 +1,15 @@
-"""What a layer computes between its products, in two functions to be compiled.
+"""What a layer computes, in functions to be compiled; with weights of four bits, products included.
 
-They compute what ``FlatNetwork`` does with seven operations of torch; compiled, each is a call.
-All tensors are contiguous. Where nothing else is said they have the type of a product's output.
+They compute what ``FlatNetwork`` does with many operations of torch; compiled, each is a call. All
+tensors are contiguous. Where nothing else is said they have the type of a product's output.
 """
 
+import torch
 from torch import Tensor
 from torch.nn import functional
+
+from octavo.attention.small_ops import turn_and_store
+from octavo.models.ops.int4_linear import GROUP_SIZE
 
 
 def add_norm(residual: Tensor, x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
@@ -23,3 +27,44 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up, (num_rows, size), of gate | up; computed in float32."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (functional.silu(gate) * up).to(gate_up.dtype)
+
+
+def project_int4(
+    x: Tensor, weight: Tensor, scales: Tensor, *place: Tensor, **sizes: float
+) -> Tensor:
+    """Map normalised rows, (num_rows, hidden_size), to what ``turn_and_store`` returns."""
+    qkv = _multiply_int4(x, weight, scales)
+    return turn_and_store(qkv, *place, **sizes)  # type: ignore[arg-type]  # of JSON
+
+
+def finish_int4(  # noqa: PLR0913, PLR0917 - a library takes its tensors in a row
+    attended: Tensor,
+    residual: Tensor,
+    output: Tensor,
+    output_scales: Tensor,
+    mlp_norm: Tensor,
+    gate_up: Tensor,
+    gate_up_scales: Tensor,
+    down: Tensor,
+    down_scales: Tensor,
+    next_norm: Tensor,
+    *,
+    eps: float,
+) -> Tensor:
+    """Do the rest of a layer, of what was attended to, (num_rows, num_heads * head_dim).
+
+    Adds to the residual stream, (num_rows, hidden_size), and returns it normalised for the next
+    layer, in its own type.
+    """
+    x = add_norm(residual, _multiply_int4(attended, output, output_scales), mlp_norm, eps=eps)
+    x = silu_mul(_multiply_int4(x, gate_up, gate_up_scales))
+    x = _multiply_int4(x, down, down_scales)
+    return add_norm(residual, x.to(residual.dtype), next_norm, eps=eps)
+
+
+def _multiply_int4(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """Return x @ weight.T, (num_rows, out_features), of ``Int4Weight.values`` or ``tiles``.
+
+    Tiles are for inductor's own product alone: torch's operator reads another order.
+    """
+    return torch._weight_int4pack_mm_for_cpu(x.bfloat16(), weight, GROUP_SIZE, scales)

@@ -75,6 +75,11 @@ class Matrix(nn.Module):
         return self.forward if self._packed is None else self._packed.linear
 
     @property
+    def packed(self) -> PackedForm | None:
+        """The form that the weight was brought into."""
+        return self._packed
+
+    @property
     def is_packed(self) -> bool:
         """Whether the weight has a form of its own already."""
         return self._packed is not None

@@ -3,7 +3,8 @@
 Every 32 inputs of an output share a scale and an offset, which is how GGUF's Q4_1 stores them: such
 a weight is kept as it is, but for the rounding of its scales to bfloat16. Few rows read it in four
 bits; more rows, which are bound by arithmetic, multiply with a bfloat16 copy, or with a float32 one
-of the same values where the CPU does not multiply bfloat16 itself.
+of the same values where the CPU does not multiply bfloat16 itself. Where the CPU has matrix units
+(AMX) there are tiles, too: four bits in the order in which compiled products read them.
 """
 
 from collections.abc import Mapping
@@ -19,10 +20,12 @@ MIDDLE = 8
 """What the stored offset belongs to."""
 OUT_MULTIPLE = 16
 MAX_ROWS = 8
-"""Rows that are multiplied in four bits: a step of 8 then takes 0.73 of the time, of 16 1.15."""
+"""Rows that torch multiplies in four bits: a step of 8 then takes 0.73 of the time, of 16 1.15."""
+TILE_WIDTH = 32
+"""Outputs that matrix units multiply together."""
 
 
-PARTS = ("values", "scales", "rounded")
+PARTS = ("values", "scales", "rounded", "tiles")
 
 
 def round_to_int4(weight: Tensor) -> dict[str, Tensor]:
@@ -32,22 +35,51 @@ def round_to_int4(weight: Tensor) -> dict[str, Tensor]:
     """
     values, scales, offsets = quantize_groups(weight.detach().float())
     packed = torch._convert_weight_to_int4pack_for_cpu(values.flatten(1).int(), 1)
+    tiles = pack_tiles(values.flatten(1).byte()) if has_tiles(len(values)) else packed.new_empty(0)
     pairs = torch.stack((scales, offsets + MIDDLE * scales), dim=-1)  # (out, groups, 2)
     rounded = values.mul_(scales[..., None]).add_(offsets[..., None])
     return {
         "values": packed,
         "scales": pairs.transpose(0, 1).contiguous().bfloat16(),
         "rounded": rounded.flatten(1).bfloat16(),
+        "tiles": tiles,
     }
+
+
+def pack_tiles(values: Tensor) -> Tensor:
+    """Bring levels, (out, in) uint8, into the order in which inductor's product for AMX reads them.
+
+    Of ``TILE_WIDTH`` outputs and one input the first half lies in the low bits of bytes, the second
+    in their high bits; (out, in / 2).
+    """
+    blocks = values.unflatten(0, (-1, 2, TILE_WIDTH // 2))  # (out / 32, 2, 16, in)
+    pairs: Tensor = blocks[:, 0] | blocks[:, 1] << 4
+    return pairs.transpose(1, 2).reshape(len(values), -1)
+
+
+def has_tiles(out_features: int) -> bool:
+    """Return whether this CPU has matrix units for bfloat16, and such a weight fits them."""
+    return torch.cpu._is_amx_tile_supported() and out_features % TILE_WIDTH == 0
 
 
 class Int4Weight:
     """A weight rounded to sixteen levels a group, of its parts; ``rounded`` is not kept."""
 
     def __init__(self, parts: Mapping[str, Tensor]) -> None:
-        self._values, self._scales = parts["values"], parts["scales"]
+        self.values, self.scales, self.tiles = (
+            parts[part] for part in ("values", "scales", "tiles")
+        )
         self._many_type = torch.bfloat16 if multiplies_bfloat16() else torch.float32
         self._many = PackedWeight(parts["rounded"].to(self._many_type))
+
+    @property
+    def has_tiles(self) -> bool:
+        """Whether this CPU has matrix units, and the weight fits them."""
+        return self.tiles.numel() > 0
+
+    def get_operands(self, with_tiles: bool) -> tuple[Tensor, Tensor]:
+        """Return what a product reads: levels, (out, in / 2), and scales."""
+        return self.tiles if with_tiles else self.values, self.scales
 
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return ``x @ weight.T + bias``, (num_rows, out_features), in the type computed in.
@@ -57,7 +89,7 @@ class Int4Weight:
         """
         if x.shape[0] <= MAX_ROWS:
             rounded = x.bfloat16().contiguous()
-            y = torch._weight_int4pack_mm_for_cpu(rounded, self._values, GROUP_SIZE, self._scales)
+            y = torch._weight_int4pack_mm_for_cpu(rounded, self.values, GROUP_SIZE, self.scales)
         else:
             y = self._many.linear(x.to(self._many_type).contiguous())
         return y if bias is None else y.add_(bias)

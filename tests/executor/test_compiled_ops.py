@@ -14,12 +14,14 @@ import torch
 
 from octavo.attention.backend import AttentionInputs
 from octavo.attention.cpu_backend import CpuBackend
-from octavo.attention.small_ops import MAX_ROWS
 from octavo.config import EngineConfig
-from octavo.executor import compiled_ops, worker
-from octavo.executor.compiled_ops import CompiledOps, can_compile, list_ops
+from octavo.executor import compiled_ops, op_list, worker
+from octavo.executor.compiled_ops import MAX_ROWS_BESIDE_TILES, CompiledOps
+from octavo.executor.op_list import OpList, can_compile
 from octavo.executor.worker import create_runner
 from octavo.models.flat import FlatNetwork
+from octavo.models.ops.int4_linear import MAX_ROWS, can_quantize
+from octavo.models.rounding import round_network
 from tests.models.oracle import load, source_of
 from tests.steps import make_step
 
@@ -31,16 +33,21 @@ TABLES = torch.randperm(64, generator=torch.Generator().manual_seed(0)).view(32,
 class Engine:
     """A network with its backend, whose pool holds something, and what may be compiled of them."""
 
-    def __init__(self, model_folder, folder):
-        self.network = FlatNetwork(load(source_of(model_folder)))
+    def __init__(self, model_folder, folder, *, is_int4=False):
+        model = load(source_of(model_folder))
+        if is_int4:
+            round_network(model, "int4")
+            model.pack()
+        self.network = FlatNetwork(model)
         spec = self.network.network.kv_cache_spec(16)
-        self.backend = CpuBackend(spec, TABLES.numel(), dtype=FLOAT)
+        dtype = torch.bfloat16 if is_int4 else FLOAT
+        self.backend = CpuBackend(spec, TABLES.numel(), dtype=dtype)
         self.backend.kv_pool.normal_(generator=torch.Generator().manual_seed(0))
         self.ops = CompiledOps(self.network, self.backend, folder)
 
     @property
     def is_compiled(self):
-        return bool(self.network._ops) and bool(self.backend._ops)
+        return bool(self.network._ops) and bool(self.backend.ops.turn_and_store)
 
     def compute(self, num_rows):
         """Return hidden states of rows of one further token each, of several lengths."""
@@ -64,7 +71,7 @@ def engine(tiny_9heads, tmp_path):
 
 
 def list_names(engine):
-    return [op.name for op in list_ops(engine.network, engine.backend, FLOAT)]
+    return [op.name for op in OpList(engine.network, engine.backend).list_small(FLOAT)]
 
 
 def write_library(folder, name, content, checksum):
@@ -94,13 +101,35 @@ def test_compiled_steps_give_what_plain_ones_do(model, request, tmp_path):
     late.ops.compile()
     assert late.ops._process is None
     assert [one.is_compiled for one in (first, second, late, plain)] == [True, True, True, False]
-    for num_rows in (1, 2, MAX_ROWS, MAX_ROWS + 1):
+    for num_rows in (1, 2, 20):
         expected = plain.compute(num_rows)
         for engine in (first, late):
             torch.testing.assert_close(engine.compute(num_rows), expected, atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(engine.backend.kv_pool, plain.backend.kv_pool)
     assert len(list(tmp_path.glob("*.so"))) == 4
     assert not list(tmp_path.glob("unfinished-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
+@pytest.mark.skipif(not can_quantize(), reason="this CPU has no AVX2")
+@pytest.mark.parametrize("has_tiles", [False, True])
+def test_compiled_layers_of_four_bits_give_what_plain_ones_do(
+    has_tiles, qwen3, tmp_path, monkeypatch
+):
+    if has_tiles and not torch.cpu._is_amx_tile_supported():
+        pytest.skip("this CPU has no matrix units")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_tiles)
+    compiled, plain = (Engine(qwen3.folder, tmp_path, is_int4=True) for _ in range(2))
+    compiled.ops.compile()
+    compiled.wait()
+    limits = [MAX_ROWS_BESIDE_TILES, sys.maxsize] if has_tiles else [MAX_ROWS]
+    assert list(compiled.network._fused) == limits
+    for num_rows in (1, 2, MAX_ROWS_BESIDE_TILES, MAX_ROWS, 20):
+        expected, found = plain.compute(num_rows), compiled.compute(num_rows)
+        assert (found - expected).norm() < 0.02 * expected.norm()
+        pools = [engine.backend.kv_pool.float() for engine in (compiled, plain)]
+        assert (pools[0] - pools[1]).norm() < 0.01 * pools[1].norm()
 
 
 def test_without_a_compiler_the_reason_is_told_once_and_steps_go_on(engine, monkeypatch, caplog):
@@ -137,7 +166,7 @@ def test_a_damaged_library_is_told_of_and_compiled_anew(engine, content, checksu
     assert not engine.is_compiled
     assert "is damaged and will be compiled anew" in caplog.text
     assert not list(folder.glob("*.crc"))
-    assert [op.name for op in engine.ops._missing[FLOAT]] == names
+    assert [op.name for group in engine.ops._missing for op in group.ops] == names
 
 
 def test_a_library_that_cannot_be_loaded_is_told_of_once_and_done_without(engine, caplog):
@@ -168,7 +197,7 @@ def test_libraries_are_taken_only_when_all_are_there(engine, monkeypatch):
         write_library(folder, name, b"", b"0")
     engine.ops.load()
     assert engine.is_compiled
-    assert engine.backend._ops[FLOAT].attend_tile() == names[3]
+    assert engine.backend.ops.attend_tile[FLOAT]() == names[3]
 
 
 def test_the_process_that_compiles_ends_with_its_engine(engine):
@@ -231,20 +260,19 @@ def test_nothing_is_taken_from_a_folder_where_others_write(engine, monkeypatch, 
 def test_a_library_belongs_to_types_and_sizes(tiny_9heads, tiny_spm, tmp_path):
     first, other = Engine(tiny_9heads, tmp_path), Engine(tiny_spm, tmp_path)
     sets = [
-        {op.name for op in list_ops(one.network, one.backend, dtype)}
+        {op.name for op in OpList(one.network, one.backend).list_small(dtype)}
         for one in (first, other)
         for dtype in (FLOAT, torch.bfloat16)
     ]
     assert list_names(Engine(tiny_9heads, tmp_path)) == list_names(first)
     (shared,) = sets[0] & sets[2]
     assert shared.startswith("silu_mul-"), "both are as wide inside"
-    (shared,) = sets[0] & sets[1]
-    assert shared.startswith("attend_tile-"), "it computes in the pool's type"
+    assert not sets[0] & sets[1]
 
 
 def test_networks_of_tests_and_of_several_kinds_of_layers_are_not_compiled(engine, monkeypatch):
     assert not can_compile(engine.network)
-    monkeypatch.setattr(compiled_ops, "MIN_HIDDEN_SIZE", 1)
+    monkeypatch.setattr(op_list, "MIN_HIDDEN_SIZE", 1)
     assert can_compile(engine.network)
     layers = engine.network.attention_layers
     other = type("Other", (), {"attention_layers": [*layers, FakeLayer(layers[0])]})

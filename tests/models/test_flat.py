@@ -1,13 +1,19 @@
 """The flat form of a network computes what the network does."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from octavo.attention.small_ops import MAX_ROWS
+from octavo.attention.backend import AttentionInputs
+from octavo.attention.cpu_backend import CpuBackend
 from octavo.models import small_ops
 from octavo.models.flat import FlatNetwork, FlatNorm, LayerOps
+from octavo.models.fused import FusedOps, list_int4_layers
 from octavo.models.layers.norm import RMSNorm
-from tests.checkpoints import build_random_model, tiny_config
+from octavo.models.ops.int4_linear import MAX_ROWS, can_quantize
+from octavo.models.rounding import round_network
+from tests.checkpoints import build_random_model, save_checkpoint, tiny_config
 from tests.models.oracle import load, source_of
 
 IDS = torch.tensor([1, 259, 285, 344, 0, 100])
@@ -53,8 +59,67 @@ def test_operations_that_may_be_compiled_compute_the_same(dtype, tiny_spm):
     accuracy = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(flat(IDS, attend), expected, atol=accuracy, rtol=accuracy)
     assert calls == [dtype] * (2 * len(flat.attention_layers) - 1)
-    flat(IDS.repeat(MAX_ROWS), attend)
-    assert len(calls) == 2 * len(flat.attention_layers) - 1, "many rows are left to torch"
+
+
+@pytest.fixture(scope="module")
+def fused(tiny_spm):
+    """A network in four bits, in plain and in fused form, with what was called of the latter."""
+    if not can_quantize():
+        pytest.skip("this CPU has no AVX2")
+    model = load(source_of(tiny_spm))
+    round_network(model, "int4")
+    model.pack()
+    plain, flat, calls = FlatNetwork(model), FlatNetwork(model), []
+    config, layer = model.config, model.layers[0].self_attn.layer
+    sizes = {"num_heads": layer.num_heads, "num_kv_heads": layer.num_kv_heads, "eps": 1e-6}
+    for name, max_rows in (("few", 2), ("more", MAX_ROWS)):
+        project = note(calls, name, partial(small_ops.project_int4, **sizes))
+        finish = partial(small_ops.finish_int4, eps=config.norm_eps)
+        flat.fuse(FusedOps(project, finish, with_tiles=False), max_rows=max_rows)
+    return plain, flat, calls
+
+
+@pytest.mark.parametrize(("num_rows", "name"), [(1, "few"), (2, "few"), (3, "more"), (9, None)])
+def test_fused_layers_compute_the_same(num_rows, name, fused):
+    plain, flat, calls = fused
+    calls.clear()
+    ids, found = torch.arange(num_rows), []
+    for network in (plain, flat):
+        backend = CpuBackend(network.network.kv_cache_spec(16), num_rows, dtype=torch.bfloat16)
+        found.append(network(ids, backend.bind(make_inputs(num_rows))))
+    assert (found[1] - found[0]).norm() < 0.02 * found[0].norm()
+    assert calls == ([] if name is None else [name] * len(flat.attention_layers))
+    assert found[1].dtype == torch.float32
+
+
+def test_layers_are_not_fused_around_other_attention_or_padding(fused):
+    plain, flat, calls = fused
+    calls.clear()
+    assert torch.equal(flat(IDS, attend), plain(IDS, attend))
+    inputs = make_inputs(2)
+    inputs.slot_mapping[0] = -1
+    backend = CpuBackend(flat.network.kv_cache_spec(16), 2, dtype=torch.bfloat16)
+    flat(IDS[:2], backend.bind(inputs))
+    assert calls == []
+
+
+def test_layers_with_a_bias_or_in_another_type_are_not_fused(tmp_path, tiny_spm):
+    changes = {"attention_bias": True}
+    save_checkpoint(tmp_path, build_random_model(tiny_config("llama", **changes)))
+    with_bias = load(source_of(tmp_path))
+    round_network(with_bias, "int4")
+    assert list_int4_layers(with_bias) == list_int4_layers(load(source_of(tiny_spm))) == []
+
+
+def make_inputs(num_rows):
+    """Return inputs of rows that have one token each, in a block of their own."""
+    rows = torch.arange(num_rows, dtype=torch.int32)
+    starts, zeros = torch.arange(num_rows + 1, dtype=torch.int32), torch.zeros_like(rows)
+    return AttentionInputs(starts, zeros + 1, rows[:, None], zeros, 16 * rows.long())
+
+
+def note(calls, name, function):
+    return lambda *tensors: (calls.append(name), function(*tensors))[1]
 
 
 def test_a_norm_holds_for_rows_of_any_size():

@@ -8,9 +8,11 @@ from octavo.models.ops import int4_linear
 from octavo.models.ops.int4_linear import (
     GROUP_SIZE,
     MAX_ROWS,
+    TILE_WIDTH,
     Int4Weight,
     can_quantize,
     fits,
+    pack_tiles,
     quantize_groups,
     round_to_int4,
 )
@@ -90,6 +92,20 @@ def test_a_row_that_is_not_finite_shows_and_spares_the_others(num_rows):
     y = packed.linear(x)
     assert y[1].isnan().all()
     assert torch.equal(y[2:], expected[2:])
+
+
+def test_tiles_have_sixteen_outputs_in_low_bits_and_sixteen_in_high_ones():
+    values = torch.randint(0, 16, (2 * TILE_WIDTH, 96)).byte()
+    tiles = pack_tiles(values).view(2, 96, TILE_WIDTH // 2)
+    for tile, weight in zip(tiles, values.split(TILE_WIDTH), strict=True):
+        assert torch.equal(torch.cat((tile & 15, tile >> 4), dim=1), weight.T)
+
+
+@pytest.mark.parametrize("has_units", [False, True])
+def test_tiles_are_made_where_the_cpu_reads_them_and_the_weight_fits(has_units, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_units)
+    assert pack(torch.randn(TILE_WIDTH, 64)).has_tiles == has_units
+    assert not pack(torch.randn(TILE_WIDTH + 16, 64)).has_tiles
 
 
 def test_shapes_that_do_not_fit_are_known():
