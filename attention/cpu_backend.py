@@ -5,11 +5,13 @@ torch would read keys once a head. A prompt that begins in a step is read where 
 it. What layers share is worked out once a step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.attention.backend import AttentionInputs, AttentionLayer, KVCacheSpec
@@ -45,12 +47,14 @@ class CpuBackend:
         head_shape = (spec.num_kv_heads, spec.head_dim)
         shape = (num_blocks, spec.num_layers, spec.block_size, 2, *head_shape)
         self.kv_pool = torch.empty(shape, dtype=dtype, device=device)
+        lines = self.kv_pool.view(-1, 2 * spec.num_kv_heads * spec.head_dim)
+        self._lines = [lines[layer * spec.block_size :] for layer in range(spec.num_layers)]
         self.ops = AttentionOps()
         """Called where there are any; they may be added between two steps."""
 
     def bind(self, inputs: AttentionInputs) -> "CpuAttention":
         """Return the attention of one step."""
-        return CpuAttention(self.kv_pool, inputs, self.ops)
+        return CpuAttention(self._lines, self.kv_pool.shape[2], inputs, self.ops)
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy the K/V of all layers of one block."""
@@ -60,18 +64,24 @@ class CpuBackend:
 class CpuAttention:
     """Attention of one step.
 
-    Lines are counted from the layer's first one, so that a slot has the same line in every layer.
+    Lines are counted from the layer's first one, so that a slot has the same line in every layer;
+    ``lines`` are those of each layer, (num_lines, 2 * num_kv_heads * head_dim).
     """
 
-    def __init__(self, kv_pool: Tensor, inputs: AttentionInputs, ops: AttentionOps) -> None:
-        num_layers, self._block_size = kv_pool.shape[1:3]
-        self._lines_per_block = num_layers * self._block_size
-        self._num_lines = len(kv_pool) * self._lines_per_block
-        self._lines = kv_pool.view(self._num_lines, -1)
+    def __init__(
+        self,
+        lines: Sequence[Tensor],
+        block_size: int,
+        inputs: AttentionInputs,
+        ops: AttentionOps,
+    ) -> None:
+        self._lines, self._block_size = lines, block_size
+        self._lines_per_block = len(lines) * block_size
         self._inputs = inputs
-        is_stored = inputs.slot_mapping >= 0
-        self._stored = None if bool(is_stored.all()) else is_stored.nonzero().flatten()
-        self._targets = self._find_lines(inputs.slot_mapping[is_stored])
+        slots = inputs.slot_mapping.numpy()
+        is_stored = slots >= 0  # numpy's small operations take a fraction of torch's
+        self._stored = None if is_stored.all() else torch.from_numpy(np.flatnonzero(is_stored))
+        self._targets = self._find_lines(slots[is_stored])
         self._work: dict[int | None, list[_PromptWork | _TileWork]] = {}
         self._rotations: dict[int, tuple[Tensor, Tensor]] = {}
         self._tables: dict[int, Tensor] = {}
@@ -86,7 +96,7 @@ class CpuAttention:
         heads = qkv.view(num_tokens, -1, layer.head_dim)
         q_size = layer.num_heads * layer.head_dim
         self._turn(layer, heads.narrow(1, 0, layer.num_heads + layer.num_kv_heads))
-        self._store(self._find_layer(layer), qkv.narrow(1, q_size, size - q_size))
+        self._store(self._lines[layer.index], qkv.narrow(1, q_size, size - q_size))
         return self.attend(layer, heads)
 
     @property
@@ -97,14 +107,14 @@ class CpuAttention:
     def find_place(self, layer: AttentionLayer) -> tuple[Tensor, ...]:
         """Return what ``turn_and_store`` wants beside q, k and v, where every token has a slot."""
         norms = () if layer.q_norm is None else (layer.q_norm, layer.k_norm)
-        return self._find_table(layer), self._find_layer(layer), self._targets, *norms
+        return self._find_table(layer), self._lines[layer.index], self._targets, *norms
 
     def attend(self, layer: AttentionLayer, heads: Tensor) -> Tensor:
         """Attend from all tokens' turned heads of q, k and v, of which k and v are stored.
 
         ``heads`` is (num_tokens, num_heads + 2 * num_kv_heads, head_dim).
         """
-        lines, num_tokens = self._find_layer(layer), heads.shape[0]
+        lines, num_tokens = self._lines[layer.index], heads.shape[0]
         work = self._find_work(layer.sliding_window)
         if len(work) == 1 and work[0].num_tokens == num_tokens:
             return work[0].attend(layer, heads, lines)
@@ -112,11 +122,6 @@ class CpuAttention:
         for part in work:
             output[part.tokens] = part.attend(layer, heads[part.tokens], lines).to(output.dtype)
         return output
-
-    def _find_layer(self, layer: AttentionLayer) -> Tensor:
-        """Return the pool's lines from the layer's first one on."""
-        first_line = layer.index * self._block_size
-        return self._lines.narrow(0, first_line, self._num_lines - first_line)
 
     def _turn(self, layer: AttentionLayer, qk: Tensor) -> None:
         """Normalise and rotate the heads of q and k in place, rounding once."""
@@ -146,9 +151,9 @@ class CpuAttention:
             self._tables[key] = layer.rotary.index_select(0, self._inputs.positions)
         return self._tables[key]
 
-    def _find_lines(self, slots: Tensor) -> Tensor:
-        blocks, offsets = slots // self._block_size, slots % self._block_size
-        return blocks * self._lines_per_block + offsets
+    def _find_lines(self, slots: NDArray[np.int64]) -> Tensor:
+        blocks, offsets = np.divmod(slots, self._block_size)
+        return torch.from_numpy(blocks * self._lines_per_block + offsets)
 
     def _store(self, lines: Tensor, kv: Tensor) -> None:
         if self._stored is not None:
@@ -157,11 +162,12 @@ class CpuAttention:
 
     def _find_work(self, window: int | None) -> "list[_PromptWork | _TileWork]":
         if window not in self._work:
+            first = self._lines[0]
             tiles = find_tiles(
                 self._inputs,
                 window=window,
                 block_size=self._block_size,
-                max_slots=MAX_TILE_BYTES // (self._lines.shape[1] * self._lines.itemsize),
+                max_slots=MAX_TILE_BYTES // (first.shape[1] * first.itemsize),
             )
             self._work[window] = [
                 _PromptWork(tile.tokens, tile.num_tokens)
@@ -181,8 +187,8 @@ class CpuAttention:
             tile.tokens,
             len(tile.tokens),
             num_rows,
-            self._find_lines(tile.slots),
-            None if bias is None else bias.to(self._lines.dtype),
+            self._find_lines(tile.slots.numpy()),
+            None if bias is None else bias.to(self._lines[0].dtype),
         )
 
 

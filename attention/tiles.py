@@ -8,7 +8,9 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.attention.backend import AttentionInputs
@@ -53,12 +55,12 @@ def find_tiles(
             yield Prompt(slice(start, stop), stop - start)
         else:
             for first in range(start, stop, MAX_TILE_QUERIES):
-                tokens = torch.arange(first, min(first + MAX_TILE_QUERIES, stop))
-                yield _make_tile(inputs, torch.tensor([row]), tokens[None], window, block_size)
+                tokens = np.arange(first, min(first + MAX_TILE_QUERIES, stop))
+                yield _make_tile(inputs, [row], tokens[None], window, block_size)
     seen = {row: min(lengths[row], window or lengths[row]) for row in single}
     for rows in _group(seen, max_slots):
-        tokens = torch.tensor([[starts[row]] for row in rows])
-        yield _make_tile(inputs, torch.tensor(rows), tokens, window, block_size)
+        tokens = np.array([[starts[row]] for row in rows])
+        yield _make_tile(inputs, rows, tokens, window, block_size)
 
 
 def _group(lengths: dict[int, int], max_slots: int) -> Iterator[list[int]]:
@@ -77,22 +79,31 @@ def _group(lengths: dict[int, int], max_slots: int) -> Iterator[list[int]]:
 
 
 def _make_tile(
-    inputs: AttentionInputs, rows: Tensor, tokens: Tensor, window: int | None, block_size: int
+    inputs: AttentionInputs,
+    rows: list[int],
+    tokens: NDArray[np.int64],
+    window: int | None,
+    block_size: int,
 ) -> Tile:
-    """Find what the queries ``tokens``, (num_rows, num_queries), may see."""
-    queries = inputs.positions[tokens]
+    """Find what the queries ``tokens``, (num_rows, num_queries), may see.
+
+    In numpy, whose small operations take a fraction of torch's.
+    """
+    queries = inputs.positions.numpy()[tokens]
     first, last = queries[:, :1], queries[:, -1:]
-    begin = (first + 1 - window).clamp(min=0) if window is not None else torch.zeros_like(first)
+    begin = (first + 1 - window).clip(min=0) if window is not None else np.zeros_like(first)
     width = int((last - begin).max()) + 1
-    seen = begin + torch.arange(width)  # (num_rows, width)
-    mask = seen.unsqueeze(1) <= queries.unsqueeze(2)
+    seen = begin + np.arange(width, dtype=np.int32)  # (num_rows, width)
+    mask = seen[:, None] <= queries[:, :, None]
     if window is not None:
-        mask &= seen.unsqueeze(1) > queries.unsqueeze(2) - window
+        mask &= seen[:, None] > queries[:, :, None] - window
     # Shorter rows are filled up with their last token, masked: whatever lies in slots that are not
     # theirs must not even be multiplied by zero.
-    seen = seen.minimum(last)
-    blocks = inputs.block_tables[rows].gather(1, seen.long() // block_size)
-    slots = blocks.long() * block_size + seen % block_size
-    is_needed = not bool(mask.all())
-    bias = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf).unsqueeze(1)
-    return Tile(tokens.flatten(), len(rows), slots.flatten(), bias if is_needed else None)
+    blocks, offsets = np.divmod(np.minimum(seen, last), block_size)
+    tables = inputs.block_tables.numpy()[rows]
+    slots = np.take_along_axis(tables, blocks, axis=1).astype(np.int64) * block_size + offsets
+    bias = None
+    if not mask.all():
+        bias = torch.from_numpy(np.where(mask, np.float32(0), -np.float32(np.inf))[:, None])
+    flat_tokens, flat_slots = torch.from_numpy(tokens.ravel()), torch.from_numpy(slots.ravel())
+    return Tile(flat_tokens, len(rows), flat_slots, bias)
