@@ -1,5 +1,6 @@
 """The address of a server, taken before anything else is done."""
 
+import errno
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,12 +40,11 @@ def bind(host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # Connections inherit it: a token does not wait until the client has acknowledged the last one.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     _notice_dead_clients(listener)
     try:
-        listener.bind((host, port))
+        _claim(listener, (host, port))
     except (OSError, UnicodeError) as error:
         listener.close()
         reason = error.strerror if isinstance(error, OSError) else "this is not a host"
@@ -52,6 +52,28 @@ def bind(host: str, port: int) -> socket.socket:
             f"cannot serve on {host} port {port}: {reason}; choose others with --host and --port"
         ) from error
     return listener
+
+
+def _claim(listener: socket.socket, address: tuple[str, int]) -> None:
+    """Bind so that no other server can, although nobody listens yet.
+
+    The kernel lets sockets share a port until one listens if each permits it (SO_REUSEADDR). So
+    this one does only while it must: while old connections, which permit it, have the port.
+    """
+    try:
+        listener.bind(address)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+
+
+def release_at_end(listener: socket.socket) -> None:
+    """Let the next server have the port while connections of this one linger; before it listens."""
+    if listener.family != socket.AF_UNIX:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
 def _notice_dead_clients(listener: socket.socket) -> None:

@@ -25,7 +25,12 @@ from octavo.entrypoints.credentials import Credentials
 from octavo.entrypoints.file_limit import choose_max_connections
 from octavo.entrypoints.http.connection import ConnectionLimits, GuardedConnection
 from octavo.entrypoints.http.layers import add_layers
-from octavo.entrypoints.http.listener import SEND_TIMEOUT_S, describe_address, is_public
+from octavo.entrypoints.http.listener import (
+    SEND_TIMEOUT_S,
+    describe_address,
+    is_public,
+    release_at_end,
+)
 from octavo.entrypoints.openai.app import create_app
 from octavo.entrypoints.openai.service import Service
 from octavo.entrypoints.processes import freeze_garbage
@@ -228,6 +233,8 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen."""
+        for listener in sockets or ():
+            release_at_end(listener)
         await super().startup(sockets)
         self._announce()
 

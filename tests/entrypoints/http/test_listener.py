@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from octavo.entrypoints.http.listener import bind, describe_address, is_public, open_listener
+from octavo.entrypoints.http.listener import (
+    bind,
+    describe_address,
+    is_public,
+    open_listener,
+    release_at_end,
+)
 from octavo.entrypoints.server_settings import ServerSettings
 from octavo.errors import ConfigError
 
@@ -33,6 +39,25 @@ def test_taken_port_is_a_config_error():
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot serve on 127.0.0.1 port {port}"):
             bind("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("has_old_connections", [False, True])
+def test_port_of_a_server_that_still_loads_is_refused(has_old_connections):
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        if has_old_connections:
+            leave_connection(listener)
+    with bind("127.0.0.1", port), pytest.raises(ConfigError, match="Address already in use"):
+        bind("127.0.0.1", port)
+
+
+def leave_connection(listener):
+    """Serve a connection and close it first, so that the kernel keeps its port for a while."""
+    release_at_end(listener)
+    listener.listen()
+    with socket.create_connection(listener.getsockname()) as client:
+        listener.accept()[0].close()
+        assert client.recv(1) == b""
 
 
 def test_bound_port_refuses_until_the_server_listens():
