@@ -61,8 +61,9 @@ def _load_gguf(path: Path, cache_dir: Path) -> PreTrainedTokenizerBase:
         with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as name:
             tokenizer.save_pretrained(name)
             os.replace(name, folder)  # whole or not at all, whoever else does the same
-    except OSError as error:
-        logger.info("the tokenizer of %s is not cached: %s", path, error)
+    except Exception as error:  # tokenizers raises plain ones, of a full disk too
+        if not os.path.exists(folder):  # another process may have been faster
+            logger.info("the tokenizer of %s is not cached: %s", path, error)
     return tokenizer
 
 

@@ -10,6 +10,7 @@ from octavo.engine.tokenizer_loader import load_tokenizer
 from octavo.errors import ConfigError
 from tests.byte_level import build_byte_level_tokenizer
 from tests.checkpoints import BOS_ID, EOS_ID, VOCAB_SIZE, build_tokenizer
+from tests.full_disk import largest_file
 
 SPM = Tokenizer(build_tokenizer())
 BYTE_LEVEL = Tokenizer(build_byte_level_tokenizer())
@@ -73,6 +74,7 @@ class StandIn:
 
     def __init__(self, monkeypatch):
         self.num_conversions = 0
+        self.before_conversion = lambda: None
         self._load = AutoTokenizer.from_pretrained
         monkeypatch.setattr(AutoTokenizer, "from_pretrained", self.from_pretrained)
 
@@ -80,6 +82,8 @@ class StandIn:
         if gguf_file is None:
             return self._load(folder, local_files_only=local_files_only)
         self.num_conversions += 1
+        before, self.before_conversion = self.before_conversion, lambda: None
+        before()
         return build_tokenizer()
 
 
@@ -121,6 +125,31 @@ def test_cache_that_cannot_be_written_costs_only_time(cache, monkeypatch, tmp_pa
         tokenizer = load_tokenizer(path, cache_dir=tmp_path / cache)
     assert tokenizer.encode("the") == SPM.encode("the")
     assert "is not cached" in caplog.text
+
+
+def test_two_that_convert_at_once_keep_one_tokenizer(monkeypatch, tmp_path, caplog):
+    stand_in = StandIn(monkeypatch)
+    path, cache = tmp_path / "model.gguf", tmp_path / "cache"
+    path.write_bytes(b"one")
+    stand_in.before_conversion = lambda: load_tokenizer(path, cache)
+    with caplog.at_level(logging.INFO):
+        load_tokenizer(path, cache)
+    assert stand_in.num_conversions == 2
+    load_tokenizer(path, cache)
+    assert stand_in.num_conversions == 2
+    assert len(list((cache / "tokenizers").iterdir())) == 1
+    assert "is not cached" not in caplog.text
+
+
+def test_full_disk_costs_only_time(monkeypatch, tmp_path, caplog):
+    StandIn(monkeypatch)
+    path, cache = tmp_path / "model.gguf", tmp_path / "cache"
+    path.write_bytes(b"one")
+    with caplog.at_level(logging.INFO), largest_file(100):
+        tokenizer = load_tokenizer(path, cache)
+    assert tokenizer.encode("the") == SPM.encode("the")
+    assert caplog.text.count("is not cached") == 1
+    assert list((cache / "tokenizers").iterdir()) == []
 
 
 def test_tokenizer_file_of_an_unknown_decoder_still_loads(spm_folder, tmp_path):
