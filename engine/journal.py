@@ -8,6 +8,7 @@ newest records; a file keeps them all.
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
@@ -88,9 +89,12 @@ class Journal:
         self._append(("fail", step_id))
 
     def close(self) -> None:
-        """Flush and close the file."""
+        """Flush and close the file; the log says so if it lacks records."""
         if self._sink is not None:
-            self._sink.close()
+            try:
+                self._sink.close()
+            except OSError as error:
+                logger.error("the journal lacks its last records: %s", error)
 
     def _append(self, record: Record) -> None:
         self.records.append(record)
@@ -101,8 +105,10 @@ class Journal:
         assert self._sink is not None
         try:
             self._sink.write(self._encode(record) + b"\n")
-        except OSError:
-            logger.exception("the journal ends here: its file cannot be written")
+        except OSError as error:
+            logger.error("the journal ends here: its file cannot be written: %s", error)
+            with suppress(OSError):
+                self._sink.close()
             self._sink = None
 
 

@@ -1,6 +1,7 @@
 """A journal repeats a run exactly, notices any change, and costs little."""
 
 import io
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -72,6 +73,24 @@ def test_a_file_keeps_every_record(tmp_path):
         core.step()
     core.shutdown()
     assert replay(read_journal(path)) == len(core.scheduler.journal.records) + 1
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "words"),
+    [(1, "the journal lacks its last records"), (500, "the journal ends here")],
+)
+def test_a_full_disk_ends_the_journal_and_nothing_else(num_requests, words, caplog):
+    config = make_config()
+    executor = FakeExecutor(config.num_blocks, config.block_size, num_rows=config.max_num_seqs)
+    with Path("/dev/full").open("wb") as full:
+        core = EngineCore(executor, config, lag=0, journal=Journal(config, sink=full))
+        core.apply([make_add(number, 9, max_tokens=4) for number in range(num_requests)])
+        while core.has_work:
+            core.step()
+        core.shutdown()
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert words in message
+    assert "No space left on device" in message
 
 
 def test_a_step_in_which_all_rows_decode_takes_few_bytes():
