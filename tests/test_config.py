@@ -106,6 +106,20 @@ def test_without_any_variable_the_cache_is_in_the_home_folder(monkeypatch):
     assert Environment.read().cache_dir == Path("/home/somebody/.cache/octavo")
 
 
+def test_without_a_home_folder_the_caller_is_told_what_to_set(monkeypatch):
+    monkeypatch.setattr(Path, "home", refuse_home)
+    monkeypatch.setenv("OCTAVO_CACHE_DIR", "/elsewhere")
+    assert Environment.read().cache_dir == Path("/elsewhere")
+    monkeypatch.delenv("OCTAVO_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    with pytest.raises(ConfigError, match="set HOME or OCTAVO_CACHE_DIR"):
+        Environment.read()
+
+
+def refuse_home():
+    raise RuntimeError("Could not determine home directory.")
+
+
 def test_idle_threads_sleep_unless_the_user_decides(monkeypatch):
     for policy, expected, spins in (
         (None, "PASSIVE", "2000"),

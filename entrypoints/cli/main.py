@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from octavo import __version__
-from octavo.config import let_idle_threads_sleep
+from octavo.config import import_only_what_is_installed, let_idle_threads_sleep
 from octavo.entrypoints.cli.parser import EXIT_REFUSED, CommandParser
 from octavo.errors import ConfigError, InvalidRequestError, OctavoError
 
@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 is success, 2 a mistake of the caller, 1 a failure of the engine, 130 Ctrl-C.
     """
     let_idle_threads_sleep()
+    import_only_what_is_installed()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run_and_flush(arguments)

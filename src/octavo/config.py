@@ -254,15 +254,37 @@ class Environment:
 
     @classmethod
     def read(cls) -> "Environment":
-        """Read the process's environment."""
+        """Read the process's environment.
+
+        Raises:
+            ConfigError: it says nowhere where the cache is.
+        """
         default_model = os.environ.get("OCTAVO_DEFAULT_MODEL")
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         return cls(
             default_model=Path(default_model) if default_model else None,
-            cache_dir=Path(os.environ.get("OCTAVO_CACHE_DIR") or base / "octavo"),
+            cache_dir=_find_cache_dir(),
             api_keys=os.environ.get("OCTAVO_API_KEY"),
             vllm_api_key=os.environ.get("VLLM_API_KEY"),
         )
+
+
+def _find_cache_dir() -> Path:
+    if folder := os.environ.get("OCTAVO_CACHE_DIR"):
+        return Path(folder)
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "octavo"
+    try:
+        return Path.home() / ".cache" / "octavo"
+    except RuntimeError as error:  # a user whom the system does not know, in a container
+        raise ConfigError("there is no home folder: set HOME or OCTAVO_CACHE_DIR") from error
+
+
+def import_only_what_is_installed() -> None:
+    """Let processes that start from now on import nothing that merely lies in the working folder.
+
+    Python looks there first, so a file with the name of a module would be run in its place.
+    """
+    os.environ["PYTHONSAFEPATH"] = "1"
 
 
 def let_idle_threads_sleep() -> None:

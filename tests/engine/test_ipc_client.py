@@ -15,6 +15,7 @@ import psutil
 import pytest
 import uvloop
 
+from octavo.config import import_only_what_is_installed
 from octavo.engine.channel import Channel
 from octavo.engine.ipc_client import IpcClient
 from octavo.engine.messages import AbortRequests, AddRequest, pack_ids, unpack_ids
@@ -77,6 +78,18 @@ def test_core_announces_itself_and_answers(client):
     assert client.info == ECHO_INFO
     assert tokens == [5, 6, 7, 5]
     assert [(end.number, end.reason) for end in outputs.finished] == [(1, "length")]
+
+
+def test_files_of_the_working_folder_are_not_imported_for_modules(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    for name in sys.stdlib_module_names:
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the working folder was imported')")
+    monkeypatch.chdir(tmp_path)
+    import_only_what_is_installed()
+    client = IpcClient(EchoCore)
+    client.wait_until_ready()
+    client.shutdown()
 
 
 def test_messages_are_applied_in_order(client):
