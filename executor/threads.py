@@ -14,6 +14,8 @@ import torch
 MEASURED_ROWS = (1, 4, 16)
 """Beyond the last all threads are taken: a prompt."""
 NUM_REPEATS = 3
+MAX_REPEATS = 8
+"""So many before it is believed that threads do not gain: a core may be away for a while."""
 LEAST_GAIN = 1.1
 """More threads are taken if they are so many times as fast: others have use for the cores."""
 
@@ -48,28 +50,29 @@ def measure_threads(run: Callable[[int], object]) -> Iterator[StepThreads | None
     num_threads = torch.get_num_threads()
     min_tokens = MEASURED_ROWS[-1] + 1
     for num_rows in MEASURED_ROWS if num_threads > 1 else ():
-        alone_s, together_s = yield from _time_in_turns(run, num_rows, (1, num_threads))
-        if alone_s > LEAST_GAIN * together_s:
+        if (yield from _gains(run, num_rows, num_threads)):
             min_tokens = num_rows
             break
     yield StepThreads(num_threads, min_tokens)
 
 
-def _time_in_turns(
-    run: Callable[[int], object], num_rows: int, counts: tuple[int, ...]
-) -> Generator[None, None, list[float]]:
-    """Return the best time with each number of threads; in turns, for the machine may be shared.
+def _gains(
+    run: Callable[[int], object], num_rows: int, num_threads: int
+) -> Generator[None, None, bool]:
+    """Return whether the best time with all threads is that much below the best with one.
 
-    Yields after each run.
+    In turns, for the machine may be shared; yields after each run.
     """
-    best_s = [float("inf")] * len(counts)
-    for repeat in range(1 + NUM_REPEATS):
-        for index, count in enumerate(counts):
+    best_s = {1: float("inf"), num_threads: float("inf")}
+    for repeat in range(1 + MAX_REPEATS):
+        for count in best_s:
             with StepThreads(count, min_tokens=1).use(num_rows):
                 started_s = time.perf_counter()
                 run(num_rows)
                 took_s = time.perf_counter() - started_s
             if repeat > 0:  # the first time memory is made and code compiled
-                best_s[index] = min(best_s[index], took_s)
+                best_s[count] = min(best_s[count], took_s)
             yield
-    return best_s
+        if repeat >= NUM_REPEATS and best_s[1] > LEAST_GAIN * best_s[num_threads]:
+            return True
+    return False

@@ -49,6 +49,18 @@ def test_the_second_thread_comes_where_it_gains(first, torch_threads, clock):
     assert torch.get_num_threads() == 2
 
 
+def test_a_core_that_is_away_for_a_while_is_waited_for(torch_threads, clock):
+    runs = []
+
+    def run(num_rows):
+        runs.append(num_rows)
+        clock[0] += 0.5 if torch.get_num_threads() == 2 and len(runs) > 12 else 1.0
+
+    *_, found = measure_threads(run)
+    assert found == StepThreads(2, MEASURED_ROWS[0])
+    assert len(runs) == 14, "it stops when it knows"
+
+
 def test_one_thread_needs_no_measurement(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     (found,) = measure_threads(None)
