@@ -1,8 +1,9 @@
 """What HTTP costs on a CPU: chats over ``octavo serve`` beside the same chats offline.
 
-Starts a server with the default model (twice: its first start converts what later ones find), says
-how long it took to be ready, sends ``--chats`` chats at once and compares with ``LLM.chat`` in a
-process of its own. Prints one JSON line.
+Starts a server with the default model twice on an empty cache (its first start converts what later
+ones find) and says how long it took to be ready. Then sends ``--chats`` chats at once to a server
+with the user's cache, where compiled operations should be already, and compares with ``LLM.chat``
+in a process of its own. Prints one JSON line.
 
 usage: python benchmarks/cpu_server.py [--chats 16] [--tokens 64] [--repeats 3]
 """
@@ -17,7 +18,9 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 from octavo import LLM, SamplingParams
@@ -38,16 +41,14 @@ def main() -> None:
     if args.offline:
         print(measure_offline(args))
         return
-    starts_s = []
     with tempfile.TemporaryDirectory() as cache:
-        for is_last in (False, True):
-            server, port, start_s = start_server(cache)
-            starts_s.append(round(start_s, 1))
-            try:
-                online = measure_online(args, port) if is_last else 0.0
-            finally:
-                server.terminate()
-                server.wait()
+        environment = {**os.environ, "OCTAVO_CACHE_DIR": cache}
+        starts_s = []
+        for _ in range(2):
+            with start_server(environment) as (_, start_s):
+                starts_s.append(round(start_s, 1))
+    with start_server(dict(os.environ)) as (port, _):
+        online = measure_online(args, port)
     offline = float(subprocess.check_output([sys.executable, *sys.argv, "--offline"], text=True))
     line = {
         "benchmark": "cpu_server",
@@ -62,24 +63,35 @@ def main() -> None:
     print(json.dumps(line), flush=True)
 
 
-def start_server(cache: str) -> tuple[subprocess.Popen[bytes], int, float]:
-    """Return a server that is ready, its port, and how long that took."""
+@contextmanager
+def start_server(environment: dict[str, str]) -> Iterator[tuple[int, float]]:
+    """Yield the port of a server that is ready, and how long that took; then end it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
     started_s = time.perf_counter()
     server = subprocess.Popen(
         [sys.executable, "-c", COMMAND, "serve", "--port", str(port), "--log-level", "error"],
-        env={**os.environ, "OCTAVO_CACHE_DIR": cache},
+        env=environment,
     )
-    while time.perf_counter() - started_s < START_LIMIT_S:
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=1)
-            return server, port, time.perf_counter() - started_s
-        except (OSError, urllib.error.URLError):
+    try:
+        while not is_ready(port):
+            if time.perf_counter() - started_s > START_LIMIT_S:
+                raise TimeoutError(f"the server is not ready after {START_LIMIT_S} s")
             time.sleep(0.02)
-    server.kill()
-    raise TimeoutError(f"the server is not ready after {START_LIMIT_S} s")
+        yield port, time.perf_counter() - started_s
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def is_ready(port: int) -> bool:
+    """Return whether the server takes requests."""
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=1)
+    except (OSError, urllib.error.URLError):
+        return False
+    return True
 
 
 def measure_online(args: argparse.Namespace, port: int) -> float:
