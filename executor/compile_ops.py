@@ -65,7 +65,8 @@ def _compile(op: dict[str, Any], scratch: Path) -> None:
     options = {
         "cpp.threads": op["num_threads"],
         "cpp.dynamic_threads": op["num_threads"] > 1,  # as many as its caller lets it
-        "cpp_cache_precompile_headers": False,  # these are 140 MB
+        # 283 MB, and in a folder for temporary files, where others might have put theirs.
+        "aot_inductor.precompile_headers": False,
     }
     products = _multiply_tiles() if op["with_tiles"] else nullcontext()
     archive = scratch / f"{op['name']}.pt2"
@@ -102,6 +103,12 @@ def _trace(op: dict[str, Any]) -> torch.export.ExportedProgram:
     return torch.export.export(module, inputs, dynamic_shapes=(varying,), strict=False)
 
 
+def describe(error: Exception) -> str:
+    """Return one line: what failed and, of all that a compiler has written, its first error."""
+    first, *others = f"{type(error).__name__}: {error}".strip().splitlines()
+    return ": ".join([first, *[line for line in others if "error: " in line.lower()][:1]])
+
+
 class _Module(nn.Module):
     """What ``torch.export`` takes in place of a function."""
 
@@ -118,5 +125,5 @@ if __name__ == "__main__":
     try:
         main(Path(sys.argv[1]))
     except Exception as error:  # told by whoever started this process
-        print(f"{type(error).__name__}: {error}".strip().splitlines()[0])
+        print(describe(error))
         sys.exit(1)

@@ -15,7 +15,7 @@ import torch
 from octavo.attention.backend import AttentionInputs
 from octavo.attention.cpu_backend import CpuBackend
 from octavo.config import EngineConfig
-from octavo.executor import compiled_ops, op_list, worker
+from octavo.executor import compile_ops, compiled_ops, op_list, worker
 from octavo.executor.compiled_ops import MAX_ROWS_BESIDE_TILES, CompiledOps
 from octavo.executor.op_list import OpList, can_compile
 from octavo.executor.worker import create_runner
@@ -87,8 +87,11 @@ def list_warnings(caplog):
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 @pytest.mark.parametrize("model", ["tiny_9heads", "qwen3"])
-def test_compiled_steps_give_what_plain_ones_do(model, request, tmp_path):
+def test_compiled_steps_give_what_plain_ones_do(model, request, tmp_path, monkeypatch):
     """Compiled by one of two processes that start at once, found by an engine that starts later."""
+    others_write_here = tmp_path / "temporary"
+    others_write_here.mkdir()
+    monkeypatch.setenv("TMPDIR", str(others_write_here))
     found = request.getfixturevalue(model)
     model_folder = getattr(found, "folder", found)
     first, second, plain = (Engine(model_folder, tmp_path) for _ in range(3))
@@ -108,6 +111,7 @@ def test_compiled_steps_give_what_plain_ones_do(model, request, tmp_path):
             torch.testing.assert_close(engine.backend.kv_pool, plain.backend.kv_pool)
     assert len(list(tmp_path.glob("*.so"))) == 4
     assert not list(tmp_path.glob("unfinished-*"))
+    assert not [path for path in others_write_here.rglob("*") if path.is_file()]
 
 
 @pytest.mark.slow
@@ -146,6 +150,15 @@ def test_without_a_compiler_the_reason_is_told_once_and_steps_go_on(engine, monk
 
 
 RIGHT = b"%d" % zlib.crc32(b"junk")
+
+
+def test_the_reason_is_one_line_with_the_compilers_first_error():
+    output = "C++ compile error\n\nCommand:\ng++ a.cpp\n\nOutput:\na.cpp: In function f:\n"
+    output += "a.cpp:3: fatal error: error writing to a.s: No space left\nb.cpp:1: error: no"
+    assert compile_ops.describe(RuntimeError(output)) == (
+        "RuntimeError: C++ compile error: a.cpp:3: fatal error: error writing to a.s: No space left"
+    )
+    assert compile_ops.describe(OSError("no disk\nat all")) == "OSError: no disk"
 
 
 @pytest.mark.parametrize(
