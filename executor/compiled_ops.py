@@ -106,7 +106,8 @@ class CompiledOps:
         project, finish, attend_tile = ops
         self._backend.ops.attend_tile[torch.bfloat16] = attend_tile
         self._network.fuse(FusedOps(project, finish, with_tiles), max_rows=max_rows)
-        logger.info("layers are compiled for steps of up to %d tokens", max_rows)
+        tokens = "more" if with_tiles else f"up to {max_rows}"
+        logger.info("layers are compiled for steps of %s tokens", tokens)
 
     def _use_small(self, dtype: torch.dtype, ops: list[Callable[..., Tensor]]) -> None:
         add_norm, silu_mul, turn_and_store, attend_tile = ops
