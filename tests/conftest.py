@@ -33,6 +33,12 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+@pytest.fixture(autouse=True)
+def importing_from_the_working_folder(monkeypatch):
+    """Forget behind each test what the command line told the processes that it starts."""
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+
+
 @pytest.fixture
 def rounding_interpreter(monkeypatch):
     """Let the interpreter round to 8-bit floats as a device does."""

@@ -82,7 +82,6 @@ def test_core_announces_itself_and_answers(client):
 
 def test_files_of_the_working_folder_are_not_imported_for_modules(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(ROOT)
-    monkeypatch.setenv("PYTHONSAFEPATH", "")
     for name in sys.stdlib_module_names:
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the working folder was imported')")
     monkeypatch.chdir(tmp_path)
