@@ -34,9 +34,10 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def importing_from_the_working_folder(monkeypatch):
+def importing_from_the_working_folder():
     """Forget behind each test what the command line told the processes that it starts."""
-    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    yield
+    os.environ.pop("PYTHONSAFEPATH", None)
 
 
 @pytest.fixture

@@ -85,6 +85,7 @@ def test_files_of_the_working_folder_are_not_imported_for_modules(monkeypatch, t
     for name in sys.stdlib_module_names:
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the working folder was imported')")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     import_only_what_is_installed()
     client = IpcClient(EchoCore)
     client.wait_until_ready()
