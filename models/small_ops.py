@@ -4,6 +4,8 @@ They compute what ``FlatNetwork`` does with many operations of torch; compiled, 
 tensors are contiguous. Where nothing else is said they have the type of a product's output.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -29,33 +31,22 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return (functional.silu(gate) * up).to(gate_up.dtype)
 
 
-def project_int4(
-    x: Tensor, weight: Tensor, scales: Tensor, *place: Tensor, **sizes: float
-) -> Tensor:
-    """Map normalised rows, (num_rows, hidden_size), to what ``turn_and_store`` returns."""
-    qkv = _multiply_int4(x, weight, scales)
-    return turn_and_store(qkv, *place, **sizes)  # type: ignore[arg-type]  # of JSON
+def project_int4(x: Tensor, weight: Tensor, scales: Tensor, *place: Tensor, **sizes: Any) -> Tensor:
+    """Map normalised rows, (num_rows, hidden_size), to what ``turn_and_store`` returns.
+
+    It gets ``place`` and ``sizes``, behind q, k and v.
+    """
+    return turn_and_store(_multiply_int4(x, weight, scales), *place, **sizes)
 
 
-def finish_int4(  # noqa: PLR0913, PLR0917 - a library takes its tensors in a row
-    attended: Tensor,
-    residual: Tensor,
-    output: Tensor,
-    output_scales: Tensor,
-    mlp_norm: Tensor,
-    gate_up: Tensor,
-    gate_up_scales: Tensor,
-    down: Tensor,
-    down_scales: Tensor,
-    next_norm: Tensor,
-    *,
-    eps: float,
-) -> Tensor:
+def finish_int4(attended: Tensor, residual: Tensor, *weights: Tensor, eps: float) -> Tensor:
     """Do the rest of a layer, of what was attended to, (num_rows, num_heads * head_dim).
 
     Adds to the residual stream, (num_rows, hidden_size), and returns it normalised for the next
     layer, in its own type.
     """
+    output, output_scales, mlp_norm, *feed_forward = weights
+    gate_up, gate_up_scales, down, down_scales, next_norm = feed_forward
     x = add_norm(residual, _multiply_int4(attended, output, output_scales), mlp_norm, eps=eps)
     x = silu_mul(_multiply_int4(x, gate_up, gate_up_scales))
     x = _multiply_int4(x, down, down_scales)
