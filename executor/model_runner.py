@@ -73,7 +73,7 @@ class ModelRunner:
             if threads is None:
                 return True
             self._threads = threads
-            logger.info("threads: %s", threads)
+            logger.info("%s", threads)
         return False
 
     def run(self, step: Step) -> StepResult:

@@ -27,6 +27,12 @@ class StepThreads:
     num_threads: int
     min_tokens: int
 
+    def __str__(self) -> str:
+        """Return it for the log."""
+        if self.num_threads == 1 or self.min_tokens <= 1:
+            return f"threads of a step: {self.num_threads}"
+        return f"threads of a step: {self.num_threads}, 1 for fewer than {self.min_tokens} tokens"
+
     @contextmanager
     def use(self, num_tokens: int) -> Iterator[None]:
         """Let torch compute with as many threads as suit a step."""

@@ -180,7 +180,7 @@ def _create_cpu_runner(parts: RunnerParts, demand: PoolDemand) -> ModelRunner:
         compiled = _create_compiled_ops(parts, network, backend)
         compute = partial(_compute_without_kv, network)
         *_, threads = measure_threads(compute)
-        logger.info("threads: %s", threads)
+        logger.info("%s", threads)
         if compiled is not None:
             compiled.compile()
         return ModelRunner(

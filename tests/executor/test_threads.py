@@ -72,3 +72,15 @@ def test_a_measurement_can_be_interrupted_after_every_run(torch_threads):
     for measured, found in enumerate(measure_threads(runs.append), start=1):
         assert torch.get_num_threads() == 2
         assert len(runs) == measured or found
+
+
+@pytest.mark.parametrize(
+    ("chosen", "text"),
+    [
+        (StepThreads(1, 17), "threads of a step: 1"),
+        (StepThreads(2, 1), "threads of a step: 2"),
+        (StepThreads(2, 17), "threads of a step: 2, 1 for fewer than 17 tokens"),
+    ],
+)
+def test_the_log_says_it_in_words(chosen, text):
+    assert str(chosen) == text
