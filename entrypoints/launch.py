@@ -4,9 +4,10 @@
 """
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
@@ -66,13 +67,17 @@ def create_core(
     Raises:
         ConfigError: a setting does not fit the model or this machine.
     """
-    executor = create_executor(config, source, compiler)
-    scheduler_config = create_scheduler_config(config, executor.info, is_serving=is_serving)
+    with ExitStack() as opened:
+        # A file that cannot be written should not wait for the model.
+        sink = None if config.journal is None else opened.enter_context(_open(config.journal))
+        executor = create_executor(config, source, compiler)
+        scheduler_config = create_scheduler_config(config, executor.info, is_serving=is_serving)
+        opened.pop_all()
     return EngineCore(
         executor,
         scheduler_config,
         lag=1 if config.async_scheduling else 0,
-        journal=_open_journal(config, scheduler_config),
+        journal=None if sink is None else Journal(scheduler_config, sink=sink),
         settings=_show_resolved(config, executor.info, scheduler_config),
     )
 
@@ -124,12 +129,8 @@ def _show_resolved(
     }
 
 
-def _open_journal(config: EngineConfig, scheduler_config: SchedulerConfig) -> Journal | None:
-    if config.journal is None:
-        return None
+def _open(journal: str) -> BinaryIO:
     try:
-        return Journal(scheduler_config, sink=Path(config.journal).open("wb"))
+        return Path(journal).open("wb")
     except OSError as error:
-        raise ConfigError(
-            f"journal is {config.journal}, which cannot be written: {error}"
-        ) from error
+        raise ConfigError(f"journal is {journal}, which cannot be written: {error}") from error

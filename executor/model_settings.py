@@ -23,12 +23,14 @@ def resolve_device(config: EngineConfig) -> torch.device:
     """Return the device to compute on.
 
     Raises:
-        ConfigError: a GPU is asked for, and there is none.
+        ConfigError: a GPU is asked for, and there is none, or something that only a GPU does.
     """
     has_gpu = torch.cuda.is_available()
     if config.device == "cuda" and not has_gpu:
         raise ConfigError("device is cuda, but torch finds no CUDA device: use cpu or auto")
     if config.device == "cpu" or not has_gpu:
+        if config.cuda_graph_sizes is not None:
+            raise ConfigError("cuda_graph_sizes is set, but the device is a CPU: leave it out")
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
 

@@ -167,8 +167,6 @@ class RunnerParts:
 
 def _create_cpu_runner(parts: RunnerParts, demand: PoolDemand) -> ModelRunner:
     config, info = parts.config, parts.info
-    if config.cuda_graph_sizes is not None:
-        raise ConfigError("cuda_graph_sizes is set, but there is no GPU: leave it out")
     free = find_free_memory()
     num_blocks = size_pool(config, demand, budget_bytes=find_cpu_budget(free))
     if num_blocks * demand.block_bytes > free:

@@ -1,9 +1,12 @@
+from pathlib import Path
+
 import pytest
 import torch
 
 from octavo.config import EngineConfig
 from octavo.entrypoints.launch import create_core, create_scheduler_config, resolve_config
 from octavo.errors import ConfigError
+from octavo.executor import model_settings, worker
 from octavo.executor.step import ExecutorInfo
 from octavo.models.source import ModelSource
 
@@ -78,8 +81,37 @@ def test_policy_ranks_every_request_of_an_offline_batch():
     assert windows == [None, 128]
 
 
-def test_journal_that_cannot_be_written_stops_the_start(tiny_spm, tmp_path):
-    config = resolve(device="cpu", num_gpu_blocks_override=4, journal=str(tmp_path))
+@pytest.fixture
+def never_loading(monkeypatch):
+    """Fail if anything of a model is read."""
+    for name in ("load_config", "load_model", "load_rounded"):
+        module = model_settings if name == "load_config" else worker
+        monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("it is loaded"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"journal": "/no/such/folder/journal"}, "journal is /no/such/folder/journal, which"),
+        ({"journal": "/"}, "journal is /, which cannot be written"),
+        ({"cuda_graph_sizes": [1]}, "cuda_graph_sizes is set, but the device is a CPU"),
+        ({"attention_backend": "triton"}, "attention_backend is triton"),
+    ],
+)
+def test_what_cannot_work_stops_the_start_before_the_model_is_read(
+    settings, message, never_loading, tiny_spm
+):
+    config = resolve(device="cpu", num_gpu_blocks_override=4, **settings)
     source = ModelSource(name="tiny", path=tiny_spm, load_format="safetensors", seed=0)
-    with pytest.raises(ConfigError, match=f"journal is {tmp_path}"):
+    with pytest.raises(ConfigError, match=message):
         create_core(config, source)
+
+
+def test_the_journal_is_closed_if_the_model_cannot_be_loaded(tmp_path):
+    path = tmp_path / "journal"
+    config = resolve(device="cpu", journal=str(path))
+    source = ModelSource(name="tiny", path=tmp_path, load_format="safetensors", seed=0)
+    with pytest.raises(ConfigError):
+        create_core(config, source)
+    opened = [entry.readlink() for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    assert path not in opened
