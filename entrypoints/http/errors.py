@@ -30,6 +30,9 @@ ERROR_TYPES = {
     504: "TimeoutError",
 }
 MAX_SHOWN_INPUT = 80
+MAX_MESSAGE_LENGTH = 1_000
+"""Characters of a message: what it repeats of a request may have any length."""
+OMISSION = " ... "
 CLIENT_CLOSED_REQUEST = 499
 """Nobody reads this status: the client is gone. It is for the log."""
 
@@ -69,13 +72,21 @@ def describe_error(
 ) -> dict[str, Any]:
     """Return the body of an error."""
     error = {
-        "message": message,
+        "message": _shorten(message),
         "type": ERROR_TYPES.get(status, "HTTPError"),
         "param": parameter,
         "code": status,
         "reason_code": choose_reason(status, reason_code),
     }
     return {"error": error}
+
+
+def _shorten(message: str) -> str:
+    """Take out the middle of a long message: its beginning says what it is about, its end why."""
+    half = (MAX_MESSAGE_LENGTH - len(OMISSION)) // 2
+    if len(message) <= MAX_MESSAGE_LENGTH:
+        return message
+    return message[:half] + OMISSION + message[-half:]
 
 
 def choose_retry(status: int) -> dict[str, str]:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from octavo.entrypoints.http.errors import MAX_MESSAGE_LENGTH
 from octavo.entrypoints.http.reasons import STATUS_OF_REASON
 from octavo.entrypoints.http.request_body import MAX_BODY_BYTES
 from octavo.entrypoints.openai.fields import MAX_JSON_DEPTH
@@ -109,6 +110,16 @@ BAD_BODIES = [
     b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     b'{"n": ' + b"9" * 5_000 + b"}",
 ]
+LONG = "x" * 100_000
+LONG_TEXTS = [
+    ("/v1/completions", {"prompt": "a", "model": LONG}, "served here: tiny, alias"),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {LONG: "1"}}, "valid number"),
+    ("/v1/completions", {"prompt": "a", "request_id": LONG}, "at most 256 characters"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": LONG}]}]}, "text"),
+    ("/v1/chat/completions", CHAT | {"reasoning_effort": LONG}, "'max'"),
+    ("/tokenize", {"prompt": "a", "model": LONG}, "served here: tiny, alias"),
+    ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"stop": LONG}}, "4096"),
+]
 NOT_FINITE = [
     b'{"prompt": "a", "temperature": NaN}',
     b'{"prompt": "a", "temperature": 1e999}',
@@ -202,6 +213,15 @@ def test_broken_bodies_are_the_clients_error(server, path):
 def test_only_plain_json_is_read(server, headers):
     for path, _ in ENDPOINTS:
         check_error(server.request("POST", path, b'{"prompt":"a"}', headers), 415)
+
+
+@pytest.mark.parametrize(("path", "body", "reason"), LONG_TEXTS)
+def test_a_refusal_does_not_repeat_what_is_long(path, body, reason, server):
+    reply = server.post(path, body)
+    message = reply.json["error"]["message"]
+    assert reply.status in (400, 404)
+    assert len(message) <= MAX_MESSAGE_LENGTH
+    assert reason in message
 
 
 def test_charset_and_other_json_types_are_accepted(server):
