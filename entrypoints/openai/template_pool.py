@@ -53,8 +53,12 @@ class TemplatePool:
             HttpError: every process is busy with conversations that cost too much (503).
         """
         packed = _pack(job)
-        async with self._turn(), self._process() as process:
-            reply = await _ask(process, packed)
+        async with self._turn():
+            reply = await self._ask_idle(packed)
+            if reply is None:
+                reply = await self._ask(await self._start(), packed)
+        if isinstance(reply, int):
+            raise self._describe_end(reply)
         if isinstance(reply, Refused):
             raise InvalidRequestError(
                 reply.message, parameter=reply.parameter, reason_code=reply.reason_code
@@ -63,8 +67,8 @@ class TemplatePool:
 
     async def warm_up(self) -> None:
         """Start the first process before it is needed."""
-        async with self._turn(), self._process():
-            pass
+        async with self._turn():
+            self._idle.append(await self._start())
 
     async def shutdown(self) -> None:
         """End the processes, whatever they are doing."""
@@ -83,22 +87,30 @@ class TemplatePool:
         finally:
             self._turns.release()
 
-    @asynccontextmanager
-    async def _process(self) -> AsyncIterator[Process]:
-        """Lend a process; one that has not answered is ended."""
-        process = self._idle.pop() if self._idle else await self._start()
+    async def _ask_idle(self, packed: bytes) -> Reply | int | None:
+        """Let a process answer that has nothing to do; None if there is none.
+
+        None also if it ends, unless its time is over: it may have been killed before it was asked.
+        """
+        if not self._idle:
+            return None
+        reply = await self._ask(self._idle.pop(), packed)
+        return None if isinstance(reply, int) and reply != -signal.SIGALRM else reply
+
+    async def _ask(self, process: Process, packed: bytes) -> Reply | int:
+        """Let a process answer; if it ends instead, return the status with which it has."""
         is_free = False
         try:
-            yield process
+            reply = await _exchange(process, packed)
             is_free = True
         except EOFError:
-            status = await process.wait()
-            raise self._describe_end(status) from None
+            return await process.wait()
         finally:
             if is_free:
                 self._idle.append(process)
             else:
                 await self._end(process)
+        return reply
 
     async def _start(self) -> Process:
         try:
@@ -140,14 +152,16 @@ def _pack(job: RenderJob) -> bytes:
         ) from error
 
 
-async def _ask(process: Process, packed: bytes) -> Reply:
-    """Let a process answer.
+async def _exchange(process: Process, packed: bytes) -> Reply:
+    """Send a process a conversation and return its answer.
 
     Raises:
         EOFError: it has ended before it did.
     """
     assert process.stdin is not None, "it is a pipe"
     assert process.stdout is not None, "it is a pipe"
+    if process.returncode is not None or process.stdin.is_closing():
+        raise EOFError("the process has ended")
     try:
         process.stdin.write(LENGTH.pack(len(packed)))
         process.stdin.write(packed)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from octavo.engine.conversation import ChatOptions
 from octavo.engine.template_renderer import MAX_TEXT_CHARACTERS, RenderJob
@@ -127,16 +128,44 @@ def test_who_waits_too_long_for_a_process_hears_that_the_server_is_busy():
     assert kinds[-1] is HttpError
 
 
-def test_process_that_is_killed_is_replaced():
+def run_as_the_server(coroutine):
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(coroutine)
+
+
+@pytest.mark.parametrize("run_loop", [asyncio.run, run_as_the_server])
+@pytest.mark.parametrize("noticing_s", [0, 0.1], ids=["at once", "when it was noticed"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_processes_killed_while_they_were_idle_cost_nobody_anything(run_loop, noticing_s, number):
     async def run():
-        async with pool() as templates:
-            await templates.warm_up()
-            (pid,) = templates.pids
-            os.kill(pid, signal.SIGKILL)
-            with pytest.raises(InvalidRequestError, match="status -9"):
+        async with pool(num_processes=3) as templates:
+            await asyncio.gather(*(templates.render(job(GREETING)) for _ in range(3)))
+            pids = templates.pids
+            assert len(pids) == 3
+            for pid in pids:
+                os.kill(pid, number)
+            await asyncio.sleep(noticing_s)
+            texts = await asyncio.gather(*(templates.render(job(GREETING)) for _ in range(6)))
+            assert texts == ["hello you"] * 6
+            assert not pids & templates.pids
+
+    run_loop(run())
+
+
+def test_a_conversation_that_kills_every_process_is_refused(monkeypatch, tmp_path):
+    (tmp_path / "killed.py").write_text(
+        "import os, sys; sys.stdin.buffer.read(1); os.kill(os.getpid(), 9)"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(template_pool, "MODULE", "killed")
+
+    async def run():
+        async with pool(num_processes=3) as templates:
+            await asyncio.gather(*(templates.warm_up() for _ in range(3)))
+            started = templates.pids
+            with pytest.raises(InvalidRequestError, match="its process ended with status -9"):
                 await templates.render(job(GREETING))
-            assert await templates.render(job(GREETING)) == "hello you"
-            assert pid not in templates.pids
+            assert len(started - templates.pids) == 1, "it is tried on one idle and one new process"
 
     asyncio.run(run())
 
