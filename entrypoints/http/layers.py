@@ -7,6 +7,7 @@ from starlette.types import ASGIApp
 from octavo.entrypoints.api_keys import ApiKeys
 from octavo.entrypoints.http.authentication import RequireApiKey
 from octavo.entrypoints.http.cross_origin import AnswerWebPages
+from octavo.entrypoints.http.endings import RefuseCancelled
 from octavo.entrypoints.http.request_ids import SendRequestIds
 from octavo.entrypoints.http.request_metrics import CountRequests
 from octavo.entrypoints.http.root_path import ShowUnderPath
@@ -20,7 +21,7 @@ def add_layers(
     registry: CollectorRegistry,
 ) -> ASGIApp:
     """Return the application within its layers, the last one outermost."""
-    app: ASGIApp = api
+    app: ASGIApp = RefuseCancelled(api)
     if api_keys is not None:
         app = RequireApiKey(app, api_keys, root_path=settings.root_path)
     if settings.enable_request_id_headers:

@@ -1,10 +1,12 @@
 """How a server begins and ends."""
 
 import asyncio
+import json
 import threading
 
 import pytest
 
+from octavo.entrypoints.openai import server as server_module
 from tests.echo_core import EchoCore
 from tests.live_server import TIMEOUT_S, running_server
 
@@ -65,6 +67,32 @@ def test_request_whose_prompt_is_read_when_the_server_is_told_to_end_is_refused(
         for refused in collect():
             assert (refused.status, refused.json["error"]["reason_code"]) == (503, "shutting_down")
     assert server.core.num_added == 0
+
+
+def wait_for_ever(*_):
+    return asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("stage", ["body", "template", "prompt"])
+def test_request_that_is_not_admitted_in_time_hears_that_the_server_ends(stage, monkeypatch):
+    monkeypatch.setattr(server_module, "GRACE_S", 0.3)
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}]})
+    with running_server(EchoCore(**SLOW)) as server:
+        if stage == "template":
+            monkeypatch.setattr(server.service.templates, "render", wait_for_ever)
+        if stage == "prompt":
+            monkeypatch.setattr(server.service.engine.prompts, "encode", wait_for_ever)
+        connection = server.connect()
+        connection.putrequest("POST", "/v1/chat/completions")
+        connection.putheader("content-type", "application/json")
+        connection.putheader("content-length", str(len(body) + (stage == "body")))
+        connection.endheaders(body.encode())
+        server.get("/health")
+        server.stop()
+        refused = connection.getresponse()
+        error = json.loads(refused.read())["error"]
+        assert (refused.status, error["reason_code"]) == (503, "shutting_down")
+    assert server.status == 0
 
 
 def test_port_closes_at_once():
