@@ -12,7 +12,8 @@ The grid is fixed: a program walks its share, keeping a running softmax for the 
 shares every program writes a partial result (at most two a program: its first and its last piece);
 the last to arrive merges them. Most are cut once: the second piece is the first of its program and
 done long before the first one, which is added to it without being written. Where the shares begin
-is computed on the device, once a step, by ``plan_decode``.
+is computed on the device, once a step, by ``plan_decode``: where there are programs enough, each
+share belongs to one segment, whose last one may be shorter.
 
 Tiles that rows have in common lie on a line of their own and are read for all their queries
 together. A program walks its share of that line first; what it finds meets the rows' own tiles in
@@ -180,14 +181,14 @@ def _decode_kernel(
 def _ask_for_tiles(share, cache, heads: tl.constexpr, tiling: tl.constexpr):
     """Ask for the first K and V of a share to come into L2: all but the new token's are there."""
     record, _, units, share_stop = share
-    record_start, tiles, row, _, context = record
+    record_start, tiles, row, _, context, pitch = record
     k_ptr, v_ptr, tables_ptr, stride_table, stride_block, stride_token, stride_head = cache
     TILE: tl.constexpr = tiling[1]
     LINE: tl.constexpr = 1024 // k_ptr.dtype.element_ty.primitive_bitwidth
     unit = tl.program_id(0) * units
     if unit < share_stop:
-        head = (unit - record_start) // tiles
-        first_tile = tl.cdiv(context, TILE) - tiles + (unit - record_start) % tiles
+        head = (unit - record_start) // pitch
+        first_tile = tl.cdiv(context, TILE) - tiles + (unit - record_start) % pitch
         n = first_tile * TILE + tl.arange(0, EARLY_TILES * TILE)
         table = tables_ptr + row * stride_table
         block = tl.load(table + n // tiling[0], mask=n < context, other=0).to(tl.int64)
@@ -200,17 +201,18 @@ def _ask_for_tiles(share, cache, heads: tl.constexpr, tiling: tl.constexpr):
 
 @triton.jit
 def _load_record(record_ptr):
-    """Load first unit, tiles a head and the three fields of a row or prefix."""
+    """Load first unit, tiles a segment, three fields of a row or prefix, units a segment."""
     first = tl.load(record_ptr + 2).to(tl.int64)
     second = tl.load(record_ptr + 3).to(tl.int64)
-    return tl.load(record_ptr), tl.load(record_ptr + 1), first, second, tl.load(record_ptr + 4)
+    third, pitch = tl.load(record_ptr + 4), tl.load(record_ptr + 5)
+    return tl.load(record_ptr), tl.load(record_ptr + 1), first, second, third, pitch
 
 
 @triton.jit
 def _load_share(share_ptr):
     """Load the record in which a share begins, its number, units a share and this one's end."""
     record = _load_record(share_ptr)
-    return record, tl.load(share_ptr + 5), tl.load(share_ptr + 6), tl.load(share_ptr + 7)
+    return record, tl.load(share_ptr + 6), tl.load(share_ptr + 7), tl.load(share_ptr + 8)
 
 
 @triton.jit
@@ -230,7 +232,7 @@ def _walk(
     A unit is one tile, [start, stop) a segment and [unit, piece_stop) this program's piece of it.
     """
     record, planned, share, share_stop = whole_share
-    record_start, tiles, row, second, third = record
+    record_start, tiles, row, second, third, pitch = record
     out_ptr, q_ptr, scale, readers_ptr = io
     k_ptr, v_ptr, tables_ptr, stride_table, stride_block, stride_token, stride_head = cache
     pieces_out_ptr, pieces_lse_ptr, arrivals_ptr = pieces
@@ -250,8 +252,8 @@ def _walk(
     unit = program * share
     slot = 0
     while unit < share_stop:
-        segment = (unit - record_start) // tiles
-        start = record_start + segment * tiles
+        segment = (unit - record_start) // pitch
+        start = record_start + segment * pitch
         stop = start + tiles
         piece_stop = tl.minimum(stop, share_stop)
         num_parts = tl.cdiv(third, QUERIES // GROUP) if IS_PREFIX else 1
@@ -334,9 +336,9 @@ def _walk(
                     MERGED_QUERIES,
                     IS_PREFIX,
                 )
-        unit = piece_stop
+        unit = tl.where(piece_stop == stop, start + pitch, piece_stop)
         slot = 1
-        if (unit == record_start + tiles * NUM_KV_HEADS * num_parts) & (unit < share_stop):
+        if (unit == record_start + pitch * NUM_KV_HEADS * num_parts) & (unit < share_stop):
             planned += 1
             record = _load_record(line_ptr + planned * SHARE_FIELDS)
-            record_start, tiles, row, second, third = record
+            record_start, tiles, row, second, third, pitch = record

@@ -27,13 +27,14 @@ MERGED_PREFIXES_PER_TILE = 1
 LEAST_SAVED = 8
 """Tiles a program that families must save: a second walk and a merge more cost about as much."""
 MOST_ADDED = tl.constexpr(4)
-"""Tiles that shares of equally long rows may be longer by to be whole segments: pieces that meet
+"""Tiles that shares may be longer by so that each of them belongs to one segment: pieces that meet
 take about 10 us, a tile more of each share 2."""
-SHARE_FIELDS = tl.constexpr(8)
+SHARE_FIELDS = tl.constexpr(16)
 """int32 words of a line's record: first unit, tiles a segment and, of a row, row, token, context
-length; of a prefix, leader, place of its first reader and number of readers. A share has those of
-the record in which it begins, that record's number in its line, units a share and the unit at which
-this one ends. Eight words are one 32-byte sector of memory."""
+length; of a prefix, leader, place of its first reader and number of readers; then the units from
+one segment to the next. A share has those of the record in which it begins, that record's number in
+its line, units a share and the unit at which this one ends. Sixteen words are two 32-byte sectors
+of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ def _plan_decode_kernel(
             _clear(met_ptr, num_rows * NUM_HEADS)
         else:
             program = tl.program_id(0) * PROGRAMS + tl.arange(0, PROGRAMS)
-            end_ptr = prefix_shares_ptr + program * SHARE_FIELDS + 6
+            end_ptr = prefix_shares_ptr + program * SHARE_FIELDS + 7
             tl.store(end_ptr, program * 0, mask=program < num_programs)
             tl.store(end_ptr + 1, program * 0, mask=program < num_programs)
     _cut(
@@ -219,17 +220,21 @@ def _cut(
 ):
     """Lay all records that have tiles out on a line and look up the shares of ``PROGRAMS``."""
     exists = tiles > 0
-    units = tiles * num_segments
+    most_tiles = tl.maximum(tl.max(tiles, axis=0), 1)
+    share = tl.maximum(tl.sqrt(most_tiles.to(tl.float32) / MERGED_PER_TILE).to(tl.int32), 1)
+    share = tl.maximum(share, tl.cdiv(tl.sum(tiles * num_segments, axis=0), num_programs))
+    # Cut anywhere; or, if it is not much longer, each within one segment.
+    least_share, pitch = share, tiles
+    for shorter in tl.static_range(MOST_ADDED + 1):
+        longer = least_share + (MOST_ADDED - shorter)
+        pieces = tl.cdiv(tiles, longer)
+        fits = tl.sum(pieces * num_segments, axis=0) <= num_programs
+        share = tl.where(fits, longer, share)
+        pitch = tl.where(fits, pieces * longer, pitch)
+    units = pitch * num_segments
     stop = tl.cumsum(units, axis=0)
     start = stop - units
     total = tl.sum(units, axis=0)
-    most_tiles = tl.maximum(tl.max(tiles, axis=0), 1)
-    least_share = tl.maximum(tl.sqrt(most_tiles.to(tl.float32) / MERGED_PER_TILE).to(tl.int32), 1)
-    share = tl.maximum(tl.cdiv(total, num_programs), least_share)
-    whole = tl.cdiv(share, most_tiles) * most_tiles
-    are_equal = tl.min(tl.where(exists, tiles, most_tiles), axis=0) == most_tiles
-    if are_equal & (whole <= share + MOST_ADDED):
-        share = whole
 
     if tl.program_id(0) == 0:
         planned = line_ptr + (tl.cumsum(exists.to(tl.int32), axis=0) - 1) * SHARE_FIELDS
@@ -238,6 +243,7 @@ def _cut(
         tl.store(planned + 2, first_field, mask=exists)
         tl.store(planned + 3, second_field, mask=exists)
         tl.store(planned + 4, third_field, mask=exists)
+        tl.store(planned + 5, pitch, mask=exists)
 
     program = tl.program_id(0) * PROGRAMS + tl.arange(0, PROGRAMS)
     unit = (program * share)[None, :]
@@ -250,9 +256,10 @@ def _cut(
     tl.store(planned + 2, _pick(first_field, begins), mask=is_program)
     tl.store(planned + 3, _pick(second_field, begins), mask=is_program)
     tl.store(planned + 4, _pick(third_field, begins), mask=is_program)
-    tl.store(planned + 5, tl.sum(ended.to(tl.int32), axis=0), mask=is_program)
-    tl.store(planned + 6, share + program * 0, mask=is_program)
-    tl.store(planned + 7, tl.minimum((program + 1) * share, total), mask=is_program)
+    tl.store(planned + 5, _pick(pitch, begins), mask=is_program)
+    tl.store(planned + 6, tl.sum(ended.to(tl.int32), axis=0), mask=is_program)
+    tl.store(planned + 7, share + program * 0, mask=is_program)
+    tl.store(planned + 8, tl.minimum((program + 1) * share, total), mask=is_program)
 
 
 @triton.jit

@@ -143,7 +143,7 @@ def count_families(plan):
     """Count the families whose prefixes are read together: what begins before their line's end."""
     if not plan.has_prefixes:
         return 0
-    end = int(plan.shares[1, :, 7].max())
+    end = int(plan.shares[1, :, 8].max())
     return sum(start < end for start in plan.lines[1, :, 0].tolist()) if end else 0
 
 

@@ -48,15 +48,15 @@ def read_prefixes(found):
     if not found.has_prefixes:
         return []
     at_once = found.workspace.prefix_queries // 2
-    end, prefixes, unit = int(found.shares[1, :, 7].max()), [], 0
-    for start, tiles, leader, place, count, *_ in found.lines[1].tolist():
+    end, prefixes, unit = int(found.shares[1, :, 8].max()), [], 0
+    for start, tiles, leader, place, count, pitch, *_ in found.lines[1].tolist():
         if unit == end:
             break
         assert start == unit
         readers = [row for row, _ in found.readers.tolist()[place : place + count]]
         starts = range(0, count, at_once)
         prefixes += [(tiles, leader, readers[first : first + at_once]) for first in starts]
-        unit += tiles * 2 * -(-count // at_once)
+        unit += pitch * 2 * -(-count // at_once)
     assert unit == end
     return prefixes
 
