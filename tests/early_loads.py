@@ -1,8 +1,9 @@
-"""Compile the kernels of decode steps for Hopper, without one, and read what they load too early.
+"""Compile the kernels of decode steps for Hopper, without one, and read what they do too early.
 
 A kernel that starts early may read weights before it waits, and nothing that kernels write. The
 compiler moves loads, so the machine code is what counts: every register carries the set of kernel
-arguments that it was computed from, in program order up to the wait. Prints a line a kernel.
+arguments that it was computed from, in program order up to the wait. And a product of matrices that
+reads registers must be done before they are written again. Prints a line a kernel.
 
 usage: python -m tests.early_loads
 """
@@ -27,9 +28,15 @@ from octavo.attention.backend import AttentionInputs
 from octavo.attention.triton_backend import TritonBackend
 from octavo.models.config import ModelConfig
 from octavo.models.layers.parallel import Shard
+from octavo.models.ops.linear_converted import multiply_converted
 from octavo.models.qwen3 import build_qwen3
 from octavo.models.rope import RopeConfig
-from tests.machine_code import FIRST_ARGUMENT, disassemble, find_early_accesses
+from tests.machine_code import (
+    FIRST_ARGUMENT,
+    disassemble,
+    find_early_accesses,
+    find_unfinished_products,
+)
 
 NUM_ROWS = (1, 16, 32, 64, 128)
 SETTLED = ("rotary_ptr", "positions_ptr", "slots_ptr", "shares_ptr", "block_tables_ptr")
@@ -60,12 +67,13 @@ class Launch:
     name: str
     num_rows: int
     cubin: bytes
+    starts_early: bool
     pointers: dict[int, str]
     """Names by offset in the constant bank, of what kernels write: weights are not among them."""
 
 
 def compile_decode_steps() -> list[Launch]:
-    """Run a network over tensors without memory and compile what it launches early."""
+    """Run a network, and a head of integers, over tensors without memory and compile both."""
     launches: dict[bytes, Launch] = {}
     run = JITFunction.run
     num_rows = 0
@@ -75,11 +83,11 @@ def compile_decode_steps() -> list[Launch]:
             MockTensor(arg.dtype, arg.shape) if isinstance(arg, Tensor) else arg for arg in args
         ]
         compiled = run(kernel, *mocks, warmup=True, **options)
-        if options.get("launch_pdl"):
-            arguments = dict(zip(kernel.arg_names, args, strict=False))
-            pointers = find_activations(compiled.src.signature, arguments)
-            cubin = compiled.asm["cubin"]
-            launches.setdefault(cubin, Launch(kernel.fn.__name__, num_rows, cubin, pointers))
+        arguments = dict(zip(kernel.arg_names, args, strict=False))
+        pointers = find_activations(compiled.src.signature, arguments)
+        cubin, starts_early = compiled.asm["cubin"], bool(options.get("launch_pdl"))
+        launch = Launch(kernel.fn.__name__, num_rows, cubin, starts_early, pointers)
+        launches.setdefault(cubin, launch)
         return compiled
 
     JITFunction.run = compile_only
@@ -100,6 +108,9 @@ def compile_decode_steps() -> list[Launch]:
             inputs = make_inputs(num_rows)
             ids = torch.zeros(num_rows, dtype=torch.int64)
             model.compute_logits(model(ids, backend.bind(inputs)))
+            head = torch.zeros(CONFIG.vocab_size, CONFIG.hidden_size, dtype=torch.int8)
+            hidden = torch.zeros(num_rows, CONFIG.hidden_size, dtype=torch.bfloat16)
+            multiply_converted(hidden, head, torch.zeros(len(head)), None)
     return list(launches.values())
 
 
@@ -157,10 +168,12 @@ def align(offset: int, size: int) -> int:
 
 
 def main() -> None:
-    """Print what each kernel accesses too early; exit with 1 if there is any."""
+    """Print what each kernel does too early; exit with 1 if there is any."""
     num_bad = 0
     for launch in compile_decode_steps():
-        early = find_early_accesses(disassemble(launch.cubin), launch.pointers)
+        code = disassemble(launch.cubin)
+        early = find_early_accesses(code, launch.pointers) if launch.starts_early else []
+        early += find_unfinished_products(code)
         print(json.dumps({"kernel": launch.name, "rows": launch.num_rows, "early": early}))
         num_bad += bool(early)
     sys.exit(num_bad > 0)

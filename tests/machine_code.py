@@ -1,4 +1,7 @@
-"""Reads Hopper's machine code: what a kernel touches before it waits for the one in front."""
+"""Reads Hopper's machine code.
+
+What a kernel touches before it waits for the one in front, and products that nobody waits for.
+"""
 
 import re
 import subprocess
@@ -23,6 +26,8 @@ STORES = ("ST.", "STG", "RED", "ATOM", "UTMASTG")
 REGISTER = re.compile(r"\b(UR|R|UP|P)(\d+)\b")
 NUMBER = re.compile(r", 0x([0-9a-f]+)")
 ARGUMENT = re.compile(r"c\[0x0\]\[0x([0-9a-f]+)\]")
+PRODUCT_OF_REGISTERS = re.compile(r"\bHGMMA\S* R\d+, R\d+")
+UNFINISHED = re.compile(r"\bWARPGROUP\.DEPBAR\.LE gsb0, 0x[^0]")
 
 
 def disassemble(cubin: bytes) -> list[str]:
@@ -33,6 +38,16 @@ def disassemble(cubin: bytes) -> list[str]:
         command = [CUOBJDUMP, "-sass", file.name]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", text)
+
+
+def find_unfinished_products(instructions: Sequence[str]) -> list[str]:
+    """Return the waits that leave products running, of a kernel whose products read registers.
+
+    The next pass of a loop writes these registers again. Products of shared memory may run on.
+    """
+    if not any(map(PRODUCT_OF_REGISTERS.search, instructions)):
+        return []
+    return list(filter(UNFINISHED.search, instructions))
 
 
 def find_early_accesses(instructions: Sequence[str], pointers: Mapping[int, str]) -> list[str]:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.machine_code import find_early_accesses
+from tests.machine_code import find_early_accesses, find_unfinished_products
 
 POINTERS = {0x210: "x_ptr", 0x220: "out_ptr"}
 EARLY_LOAD = [
@@ -79,11 +79,20 @@ def test_a_kernel_that_never_waits_is_told():
     assert find_early_accesses(["EXIT"], POINTERS) == ["no ACQBULK"]
 
 
+@pytest.mark.parametrize(("operand", "is_safe"), [("R40", False), ("gdesc[UR4]", True)])
+def test_a_product_of_registers_is_waited_for(operand, is_safe):
+    product = f"HGMMA.64x128x16.F32.BF16 R24, {operand}, gdesc[UR8], R24, gsb0"
+    runs_on, done = "WARPGROUP.DEPBAR.LE gsb0, 0x3", "WARPGROUP.DEPBAR.LE gsb0, 0x0"
+    assert find_unfinished_products([product, done, "@!P0 BRA 0x10", done]) == []
+    found = find_unfinished_products([product, runs_on, "@!P0 BRA 0x10", done])
+    assert found == ([] if is_safe else [runs_on])
+
+
 @pytest.mark.slow
 def test_no_kernel_of_a_decode_step_touches_its_inputs_too_early():
     command = [sys.executable, "-m", "tests.early_loads"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     kernels = {json.loads(line)["kernel"] for line in done.stdout.splitlines()}
-    products = {"_gemv_kernel", "_linear_kernel"}
+    products = {"_gemv_kernel", "_linear_kernel", "_converted_kernel"}
     assert kernels >= {*products, "_rms_norm_kernel", "_store_kv_kernel", "_decode_kernel"}

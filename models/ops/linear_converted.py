@@ -1,4 +1,4 @@
-"""The product of 2 to 256 rows with a weight of 8-bit integers, which become floats in registers.
+"""The product of several rows with a weight of 8-bit integers, which become floats in registers.
 
 Rows stay as they are, and bfloat16 holds every integer exactly. Features lie on the side of a
 matrix product that is 64 wide, rows on the one that may be narrow; a program takes one tile of
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PADDED_ROWS = (16, 32, 64, 128, 256)
+PADDED_ROWS = (16, 32, 64, 128)
 """Numbers of rows that kernels are compiled for."""
 
 
@@ -25,7 +25,7 @@ class Tile(NamedTuple):
     num_stages: int = 3
 
 
-TILES = {32: Tile(128, 128), 128: Tile(128, 128, num_warps=8), 256: Tile(128, 64, num_warps=8)}
+TILES = {32: Tile(128, 128), 128: Tile(128, 128, num_warps=8)}
 """The best on an H200, by the number of rows up to which they are taken."""
 
 
@@ -87,6 +87,7 @@ def _converted_kernel(
     weights = weight_ptr + place[:, None] * stride_weight
     xs = x_ptr + row[:, None] * stride_x
     in_rows = (row < num_rows)[:, None]
+    scale = tl.load(scale_ptr + place)
     acc = tl.zeros([FEATURES, ROWS], tl.float32)
     for start in tl.range(0, NUM_INPUTS, COLUMNS):
         column = start + k[None, :]
@@ -96,8 +97,10 @@ def _converted_kernel(
         else:
             weight = tl.load(weights + column, mask=column < NUM_INPUTS, other=0)
             x = tl.load(xs + column, mask=in_rows & (column < NUM_INPUTS), other=0.0)
-        acc = tl.dot(weight.to(x.dtype), x.T, acc, input_precision=INPUT_PRECISION)
-    y = acc.T * tl.load(scale_ptr + place)[None, :]
+        # Not summed up by tl.dot: Triton 3.6 would let it run on while the next stage's weights are
+        # written to the registers that it reads.
+        acc += tl.dot(weight.to(x.dtype), x.T, input_precision=INPUT_PRECISION) * scale[:, None]
+    y = acc.T
     if bias_ptr is not None:
         y += tl.load(bias_ptr + place).to(tl.float32)[None, :]
     target = row[:, None] * num_features + feature[None, :]

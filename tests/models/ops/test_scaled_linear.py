@@ -75,10 +75,14 @@ def test_integers_and_their_rows_may_be_apart(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_rows", [2, 32, 33, 64, 100, 256, 300])
-def test_integers_are_multiplied_as_they_are(num_rows):
-    x, weight, scale, bias = make_operands(num_rows, (1000, 4096), torch.bfloat16, rounded_to=INT8)
-    assert_product(scaled_linear(x, weight, scale, bias), x, weight, scale, bias)
+@pytest.mark.parametrize("num_rows", [2, 16, 32, 33, 64, 100, 128, 256, 300])
+@pytest.mark.parametrize("shape", [(1000, 4096), (40_000, 1024), (3, 12_288)])
+def test_integers_are_multiplied_as_they_are(num_rows, shape):
+    x, weight, scale, bias = make_operands(num_rows, shape, torch.bfloat16, rounded_to=INT8)
+    first = scaled_linear(x, weight, scale, bias)
+    assert_product(first, x, weight, scale, bias)
+    for _ in range(20):
+        assert torch.equal(scaled_linear(x, weight, scale, bias), first)
 
 
 @pytest.mark.gpu
