@@ -19,7 +19,7 @@ from octavo.attention.ops.decode_workspace import DecodeWorkspace
 from octavo.attention.ops.families import find_families
 from octavo.attention.ops.rows import LOOKED_UP, first_visible, load_decodes, pad_rows
 
-MERGED_PER_TILE = 5
+MERGED_PER_TILE = 3.5
 """Pieces that a merge adds in the time of one tile. A segment of n tiles in shares of s takes about
 s + n / s / MERGED_PER_TILE tiles' time: least for s = sqrt(n / MERGED_PER_TILE)."""
 MERGED_PREFIXES_PER_TILE = 1
