@@ -4,7 +4,7 @@ Between its matrices the network computes in float32; embeddings and norms are n
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -42,6 +42,7 @@ ROTATED_INT8 = Form(
     partial(round_to_int8, rotates_inputs=True),
     partial(Int8Weight, rotates_inputs=True),
 )
+HEAD_INT8 = replace(ROTATED_INT8, pack=partial(Int8Weight, rotates_inputs=True, is_large=True))
 
 
 def round_network(
@@ -96,7 +97,7 @@ def _choose_forms(model: CausalLM, name: IntegerName) -> Iterator[tuple[str, Mat
     if name == "int8":
         yield "lm_head.matrix", model.lm_head.matrix, INT8
     elif int8_linear.can_quantize():  # a head in four bits costs too much
-        yield "lm_head.matrix", model.lm_head.matrix, ROTATED_INT8
+        yield "lm_head.matrix", model.lm_head.matrix, HEAD_INT8
 
 
 def can_round(name: IntegerName) -> bool:

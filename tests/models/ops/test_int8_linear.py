@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional
 
 from octavo.models.ops.int8_linear import (
+    MAX_STREAMED_ROWS,
     Int8Weight,
     can_quantize,
     make_rotation,
@@ -61,6 +62,12 @@ def test_rotated_inputs_lose_less_where_one_stands_out():
     assert errors[1] < errors[0] / 2
 
 
+@pytest.mark.parametrize("num_rows", [0, 1, 3, MAX_STREAMED_ROWS, MAX_STREAMED_ROWS + 1])
+def test_a_large_weight_gives_the_same_bits(num_rows):
+    parts, x = round_to_int8(torch.randn(64, 192)), torch.randn(num_rows, 192)
+    assert torch.equal(Int8Weight(parts, is_large=True).linear(x), Int8Weight(parts).linear(x))
+
+
 @pytest.mark.parametrize("size", [1, 3, 64, 576])
 def test_a_rotation_keeps_lengths_and_has_no_large_entries(size):
     rotation = make_rotation(size)
@@ -70,8 +77,11 @@ def test_a_rotation_keeps_lengths_and_has_no_large_entries(size):
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("rotates_inputs", [False, True])
-def test_a_row_that_is_not_finite_shows_and_spares_the_others(value, rotates_inputs):
-    weight, x = pack(torch.randn(64, 192), rotates_inputs), torch.randn(3, 192)
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_row_that_is_not_finite_shows_and_spares_the_others(value, rotates_inputs, is_large):
+    parts = round_to_int8(torch.randn(64, 192), rotates_inputs=rotates_inputs)
+    weight = Int8Weight(parts, rotates_inputs=rotates_inputs, is_large=is_large)
+    x = torch.randn(3, 192)
     expected = weight.linear(x)
     x[1, 5] = value
     y = weight.linear(x)
