@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 
 from octavo.entrypoints.cli.options import SeveralTexts
 from octavo.entrypoints.cli.parser import CommandParser
@@ -38,7 +39,8 @@ def read_config_file(path: str, parser: CommandParser) -> list[str]:
 
 def _read_mapping(path: str) -> dict[Any, Any]:
     try:
-        content = msgspec.yaml.decode(Path(path).read_bytes())
+        data = Path(path).read_bytes()
+        content = msgspec.yaml.decode(data)
     except OSError as error:
         raise ConfigError(f"config is {path}, which cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, ValueError) as error:
@@ -48,6 +50,9 @@ def _read_mapping(path: str) -> dict[Any, Any]:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"config is {path}, which must have lines like max-model-len: 8k")
+    keys = [key.value for key, _ in yaml.compose(data, yaml.SafeLoader).value]
+    if twice := sorted(key for key in keys if keys.count(key) > 1):
+        raise ConfigError(f"config is {path}, which has the key {twice[0]} twice")
     return content
 
 

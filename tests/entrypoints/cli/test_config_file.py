@@ -99,6 +99,8 @@ def test_empty_file_says_nothing(started, write):
         ("served-model-name: [1]", "argument --served-model-name: it takes texts"),
         ("dtype: int3", "invalid choice: 'int3'"),
         ("block-size: 1\nblock_size: 2", "--block-size stands there twice"),
+        ("port: 1\nblock-size: 1\nport: 2", "which has the key port twice"),
+        ("port: 1\n'port': 1", "which has the key port twice"),
         ("enable-lora: true", "--enable-lora asks for something that Octavo does not have"),
         ('uds: "a\\0b"', "--uds has a character that no command line could have"),
         ("- a", "which must have lines like max-model-len: 8k"),
