@@ -54,5 +54,7 @@ def _describe_time(event: str, seconds: float | None) -> str:
 
 def _describe_parameters(params: SamplingParams) -> str:
     """Return the numbers and switches that are not the defaults."""
-    given = msgspec.to_builtins(params).items()
-    return "".join(f", {name} {value}" for name, value in given if isinstance(value, int | float))
+    given = msgspec.to_builtins(params)
+    given.pop("output_kind", None)  # the server's own choice
+    numbers = {name: value for name, value in given.items() if isinstance(value, int | float)}
+    return "".join(f", {name} {value}" for name, value in numbers.items())

@@ -6,9 +6,11 @@ from octavo.engine.messages import CoreOutputs, FinishedRequest, StartedRequest,
 from octavo.engine.request_lines import log_requests
 from octavo.engine.request_tracker import RequestTracker
 from octavo.engine.tokenizer import Tokenizer
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import RequestOutputKind, SamplingParams
 from tests.checkpoints import build_tokenizer
 from tests.engine.scripted_core import INFO
+
+DELTA = RequestOutputKind.DELTA
 
 
 @pytest.fixture
@@ -24,7 +26,7 @@ def add(tracker, **params):
 
 
 def test_lines_tell_how_a_request_began_and_ended(tracker, caplog):
-    first, second = add(tracker, n=2, max_tokens=4, stop="secret", seed=7)
+    first, second = add(tracker, n=2, max_tokens=4, stop="secret", seed=7, output_kind=DELTA)
     started = [StartedRequest(first.number, num_cached_tokens=1, scheduled_s=1.25)]
     ends = [FinishedRequest(first.number, "stop"), FinishedRequest(second.number, "length")]
     tracker.update(
