@@ -4,12 +4,13 @@ from collections.abc import Awaitable
 from typing import Annotated, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from octavo.entrypoints.http.errors import HttpError
 from octavo.entrypoints.http.request_body import read_body
 from octavo.entrypoints.openai.openapi import describe_body
 from octavo.entrypoints.openai.service import Service
+from octavo.errors import InvalidRequestError
 
 Result = TypeVar("Result")
 
@@ -42,11 +43,16 @@ class AbortBody(BaseModel):
     request_ids: Annotated[list[str], Field(fail_fast=True)] | None = None
     all: bool = False
 
-    @model_validator(mode="after")
-    def _check_choice(self) -> "AbortBody":
+    def check_choice(self) -> None:
+        """Do nothing if one of the two is given.
+
+        Raises:
+            InvalidRequestError: none is, or both are.
+        """
         if self.all is (self.request_ids is not None):
-            raise ValueError("give either request_ids or all, which must be true")
-        return self
+            raise InvalidRequestError(
+                "give either request_ids or all, which must be true", parameter="request_ids"
+            )
 
 
 class Status(BaseModel):
@@ -127,6 +133,7 @@ class AdminEndpoints:
     async def abort_requests(self, request: Request) -> AbortedRequests:
         """End requests with ``abort``, waiting or running."""
         body = await read_body(request, AbortBody)
+        body.check_choice()
         open_ids = self._engine.open_request_ids
         asked = open_ids if body.request_ids is None else list(dict.fromkeys(body.request_ids))
         known = set(open_ids)

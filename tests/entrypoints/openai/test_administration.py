@@ -336,3 +336,14 @@ def test_the_document_marks_exactly_the_admin_routes(admin):
         if operation.get("x-octavo-admin")
     }
     assert marked == set(ROUTES)
+
+
+@pytest.mark.parametrize("body", [{}, {"all": False}, {"all": True, "request_ids": ["a"]}])
+def test_the_refusal_of_a_choice_names_the_field(admin, body):
+    error = admin.post("/abort_requests", body).json["error"]
+    assert (error["code"], error["param"], error["reason_code"]) == (
+        400,
+        "request_ids",
+        "invalid_value",
+    )
+    assert error["message"] == "give either request_ids or all, which must be true"
