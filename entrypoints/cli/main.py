@@ -32,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0 is success, 2 a mistake of the caller, 1 a failure of the engine, 130 Ctrl-C.
     """
+    _open_missing_streams()
     let_idle_threads_sleep()
     import_only_what_is_installed()
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -43,6 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         _abandon_output()
         return _fail(error.strerror or error, EXIT_FAILED)
+
+
+def _open_missing_streams() -> None:
+    """Open standard streams that the caller has closed, lest a socket gets one of their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: the one that lacks
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode))
 
 
 def _run_and_flush(arguments: Sequence[str]) -> int:

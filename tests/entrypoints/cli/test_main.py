@@ -108,6 +108,32 @@ sys.exit(cli.main(["work"]))
     assert (result.stderr, result.returncode) == ("octavo: No space left on device\n", 1)
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_works_without_standard_streams(closed, tmp_path):
+    code = f"""
+import socket, subprocess, sys
+from pathlib import Path
+from types import SimpleNamespace
+from octavo.entrypoints.cli import main as cli
+
+def run(args):
+    print("text", flush=True)
+    print("text", file=sys.stderr)
+    subprocess.run(["echo", "text"], check=True)
+    with socket.socket() as connection:
+        Path({str(tmp_path / "number")!r}).write_text(str(connection.fileno()))
+    return 0
+
+cli.COMMANDS = {{"work": "does work"}}
+cli.import_module = lambda name: SimpleNamespace(add_arguments=id, run=run)
+sys.exit(cli.main(["work"]))
+"""
+    command = f'exec "$0" -c "$1" {closed}'
+    result = subprocess.run(["sh", "-c", command, sys.executable, code], capture_output=True)
+    assert result.returncode == 0, result.stderr
+    assert int((tmp_path / "number").read_text()) > 2
+
+
 @pytest.mark.parametrize("name", [None, "generate", "serve"])
 def test_help_loads_nothing_heavy(name):
     arguments = ["--help"] if name is None else [name, "--help"]
