@@ -141,7 +141,7 @@ class DeviceRunner:
         try:
             with launching_on(self._stream):
                 self._step_uploads.send_padding(shape)
-                self.graphs.run(shape, has_edits=False)
+                self.graphs.run(shape, has_edits=False, is_idle=True)
         except torch.OutOfMemoryError:  # nobody asked for this step: nobody may die of it
             self.graphs.give_up(shape)
         return True

@@ -1,10 +1,10 @@
 """CUDA graphs of steps: two for each shape, *forward* and *sample*.
 
-A graph is captured when it is needed for the second time: before the engine is ready or, for shapes
-that only some loads use, between two steps. The first time its kernels are launched singly. A step
-whose shape has no graph yet is padded to a larger one that has, until such padding has cost as much
-as another capture would. All graphs share one memory pool: they run one after the other on one
-stream, and what a graph leaves behind is used before the next one runs.
+A graph is captured before the engine is ready or, for shapes that only some loads use, between two
+steps, once its kernels have been launched singly: decode steps the second time, steps with prompts
+when that has cost as much as a capture. A step whose shape has no graph yet is padded to a larger
+one that has, until such padding has cost as much, too. All graphs share one memory pool: they run
+one after the other on one stream, and what a graph leaves behind is used before the next one runs.
 """
 
 import logging
@@ -32,6 +32,9 @@ MIXED_TOKENS = (64, 128, 192, 256, 384, 512, 768, 1024)
 CAPTURE_ROWS = 2_000
 """Rows of padding that cost as much as a capture: 10 us each (Qwen3-0.6B on an H200; 20 for 8B)
 against 10 ms more for the launch before it and 12 for itself (16 and 25)."""
+MIXED_LAUNCHES = 4
+"""Steps with prompts that are launched singly before they are captured: each costs 5 ms more than
+its graph, a capture 24 (Qwen3-0.6B on an H200)."""
 LAYER_BYTES_PER_US = 700e6
 """Of 16-bit weights that one token is multiplied with: 700 TFLOP/s, seen on an H200."""
 LAYER_LAUNCH_US = 200
@@ -81,7 +84,7 @@ class StepGraphs:
         self._mixed = sorted(mixed, key=lambda shape: (shape.num_tokens, shape.num_rows))
         self._create = create
         self._edited = edited
-        self._runs = {shape: ShapeRuns(shape) for shape in ordered}
+        self._runs = {shape: ShapeRuns.of(shape) for shape in ordered}
         self._num_padded: Counter[StepShape] = Counter()
         """Rows that steps of smaller shapes were padded by to each, since it last was too many."""
         self._pool = torch.cuda.graph_pool_handle() if shapes else None
@@ -119,7 +122,7 @@ class StepGraphs:
     def choose(self, shape: StepShape) -> StepShape:
         """Return what a step padded to ``shape`` runs as: that, or a larger shape with a graph."""
         runs = self._runs[shape]
-        is_captured_next = "forward" in runs.launched and "forward" not in runs.graphs
+        is_captured_next = runs.launches_left == 0 and "forward" not in runs.graphs
         if runs.graphs.get("forward") or is_captured_next:
             return shape
         larger = self._find_captured(shape)
@@ -127,9 +130,14 @@ class StepGraphs:
             return shape
         return larger
 
-    def run(self, shape: StepShape, *, has_edits: bool) -> StepProgram:
-        """Launch a step whose upload is on its way; returns its program."""
+    def run(self, shape: StepShape, *, has_edits: bool, is_idle: bool = False) -> StepProgram:
+        """Launch a step whose upload is on its way; returns its program.
+
+        Of a step for which nobody waits, ``is_idle``, a shape is captured the second time.
+        """
         runs = self._runs[shape]
+        if is_idle:
+            runs.capture_soon()
         program = runs.program = runs.program or self._create(shape)
         edited = self._edited.take() if has_edits else None
         is_graph = self._launch(runs, "forward", program.forward)
@@ -160,17 +168,21 @@ class StepGraphs:
         if self._num_padded[larger] <= CAPTURE_ROWS:
             return False
         del self._num_padded[larger]
+        self._runs[shape].capture_soon()
         return True
 
     def _launch(self, runs: "ShapeRuns", part: Part, launch: Callable[[], None]) -> bool:
         """Launch a part, captured if it has run before; returns whether it was a graph."""
-        if part in runs.launched and part not in runs.graphs:
+        is_wanted = part in runs.launched and runs.launches_left == 0
+        if is_wanted and part not in runs.graphs:
             runs.graphs[part] = self._capture(runs.shape, part, launch)
         if graph := runs.graphs.get(part):
             graph.replay()
             return True
         launch()
         runs.launched.add(part)
+        if part == "forward":
+            runs.launches_left = max(0, runs.launches_left - 1)
         return False
 
     def _capture(
@@ -213,11 +225,22 @@ class ShapeRuns:
     """What steps of one shape have left for those that follow."""
 
     shape: StepShape
+    launches_left: int
+    """How often it is launched singly until it is captured."""
     program: StepProgram | None = None
     launched: set[Part] = field(default_factory=set)
     """What has been launched singly."""
     graphs: dict[Part, torch.cuda.CUDAGraph | None] = field(default_factory=dict)
     """None where capture failed: it is not tried again."""
+
+    @classmethod
+    def of(cls, shape: StepShape) -> "ShapeRuns":
+        """Return those of a shape that no step has had."""
+        return cls(shape, 1 if shape.is_decode else MIXED_LAUNCHES)
+
+    def capture_soon(self) -> None:
+        """Launch it singly once at the most, which a capture needs."""
+        self.launches_left = 0 if self.launched else 1
 
 
 class EditScratch:

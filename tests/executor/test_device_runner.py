@@ -169,8 +169,9 @@ def test_a_decode_step_is_padded_to_its_graph_even_after_prompt_logprobs(small_l
     assert request.outputs == small_llama.generate(PROMPTS[0], 3)
 
 
-def test_steps_with_prompts_fit_graphs(small_llama, fake_graphs):
+def test_steps_with_prompts_fit_graphs(small_llama, fake_graphs, monkeypatch):
     """Chunks that sample and that do not, rows that decode, and steps beyond every shape."""
+    monkeypatch.setattr("octavo.executor.graphs.MIXED_LAUNCHES", 1)
     executor = make_device_executor(small_llama.folder, lag=1, graphs=[(2, 2), (2, 4), (4, 6)])
     hand = ByHand(executor, lag=1)
     requests = [hand.admit(0, PROMPTS[0]), hand.admit(1, PROMPTS[1])]
@@ -224,7 +225,7 @@ def test_shapes_without_memory_are_left_out_and_serve_all_the_same(
     executor = make_device_executor(small_llama.folder, graphs=[(1, 1), (1, 4)])
     graphs = executor._runner.graphs
 
-    def fail(shape, *, has_edits):
+    def fail(shape, *, has_edits, is_idle):
         raise torch.OutOfMemoryError
 
     graphs.run = fail

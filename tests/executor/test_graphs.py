@@ -5,10 +5,18 @@ from itertools import pairwise
 import pytest
 import torch
 
-from octavo.executor.graphs import CAPTURE_ROWS, StepGraphs, default_sizes, mixed_shapes
+from octavo.executor.graphs import (
+    CAPTURE_ROWS,
+    MIXED_LAUNCHES,
+    StepGraphs,
+    default_sizes,
+    mixed_shapes,
+)
 from octavo.executor.step_program import StepShape
 
 EIGHT = StepShape.padded(8, 8)
+DECODE = [StepShape.padded(size, size) for size in (8, 16, 24, 32)]
+MIXED = [StepShape.padded(*shape) for shape in [(8, 64), (32, 64), (8, 128), (32, 128)]]
 
 
 @pytest.fixture(autouse=True)
@@ -47,16 +55,16 @@ class Tape:
     def take(self):
         return "scratch"
 
-    def run(self, graphs, *, has_edits=False, shape=EIGHT):
+    def run(self, graphs, *, has_edits=False, shape=EIGHT, is_idle=False):
         """Return what one step does."""
         self.events.clear()
-        graphs.run(shape, has_edits=has_edits)
+        graphs.run(shape, has_edits=has_edits, is_idle=is_idle)
         return list(self.events)
 
     def capture(self, graphs, *shapes):
         for shape in shapes:
-            self.run(graphs, shape=shape)
-            self.run(graphs, shape=shape)
+            self.run(graphs, shape=shape, is_idle=True)
+            self.run(graphs, shape=shape, is_idle=True)
 
 
 class TapeGraph:
@@ -148,6 +156,23 @@ def test_a_size_runs_singly_then_is_captured_then_replayed(record):
     assert graphs.captured_shapes == [EIGHT]
 
 
+@pytest.mark.parametrize("num_steps", range(MIXED_LAUNCHES + 1))
+def test_steps_with_prompts_are_captured_when_it_pays_or_nobody_waits(record, num_steps):
+    (shape, *_) = MIXED
+    tape, graphs = record(shapes=MIXED)
+    for _ in range(num_steps):
+        assert tape.run(graphs, shape=shape) == ["forward", "sample"]
+        assert graphs.choose(shape) is shape
+    captured = ["capture forward", "replay forward", "capture sample", "replay sample"]
+    if num_steps == MIXED_LAUNCHES:
+        assert tape.run(graphs, shape=shape) == captured
+    elif num_steps == 0:
+        assert tape.run(graphs, shape=shape, is_idle=True) == ["forward", "sample"]
+        assert tape.run(graphs, shape=shape) == captured
+    else:
+        assert tape.run(graphs, shape=shape, is_idle=True) == captured
+
+
 def test_edits_run_singly_before_they_are_captured(record):
     tape, graphs = record()
     tape.run(graphs)
@@ -184,10 +209,6 @@ def test_an_error_of_the_step_itself_is_raised(record):
         graphs.run(EIGHT, has_edits=False)
 
 
-DECODE = [StepShape.padded(size, size) for size in (8, 16, 24, 32)]
-MIXED = [StepShape.padded(*shape) for shape in [(8, 64), (32, 64), (8, 128), (32, 128)]]
-
-
 @pytest.mark.parametrize("shapes", [DECODE, MIXED], ids=["decode", "mixed"])
 def test_a_shape_without_a_graph_takes_the_captured_one_that_pads_least(record, shapes):
     tape, graphs = record(shapes=[*DECODE, *MIXED])
@@ -203,11 +224,12 @@ def test_a_shape_without_a_graph_takes_the_captured_one_that_pads_least(record, 
     assert graphs.choose(largest) is largest
 
 
-def test_a_shape_is_captured_when_padding_has_cost_as_much(record):
-    tape, graphs = record(shapes=DECODE)
-    eight, sixteen, _, largest = DECODE
+@pytest.mark.parametrize("shapes", [DECODE, MIXED], ids=["decode", "mixed"])
+def test_a_shape_is_captured_when_padding_has_cost_as_much(record, shapes):
+    tape, graphs = record(shapes=shapes)
+    eight, sixteen, _, largest = shapes
     tape.capture(graphs, largest)
-    num_padded = CAPTURE_ROWS // (32 - 8)
+    num_padded = CAPTURE_ROWS // eight.count_padding(largest)
     assert [graphs.choose(eight) for _ in range(num_padded)] == [largest] * num_padded
     assert graphs.choose(sixteen) is sixteen, "whichever is wanted when it is too much"
     tape.run(graphs, shape=sixteen)
