@@ -145,9 +145,7 @@ def test_greedy_tokens_do_not_depend_on_scheduling(model, device, expected, sett
         ({"max_num_seqs": 4, "max_num_batched_tokens": 60}, [(4, 64)]),
     ],
 )
-def test_greedy_tokens_do_not_depend_on_graphs(
-    model, expected, settings, captured, monkeypatch
-):
+def test_greedy_tokens_do_not_depend_on_graphs(model, expected, settings, captured, monkeypatch):
     monkeypatch.setattr("octavo.executor.graphs.MIXED_LAUNCHES", 1)
     core = make_core(model, "cuda", **settings)
     graphs = core._executor._runner.graphs
