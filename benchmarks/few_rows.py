@@ -1,22 +1,25 @@
 """Tiles of products with few rows, timed where they run: in the graph of a whole network.
 
-Random weights; every row has a context of ``--context`` tokens; one graph of all layers and the
-head, the median of its replays. Prints one JSON line for plain kernels (cuBLAS, with norm,
+Random weights; rows have ``--context`` tokens, or between two numbers of them (``200-1400``), the
+same ones for the same number of rows; one graph of all layers and the head, the median of its
+replays. Prints one JSON line for plain kernels (cuBLAS, with norm,
 activation and sum beside it), one for the folded ones with the tiles that the rules choose, one for
 each matrix with nothing folded into its product alone, and one for each: the tiles tried in its
 place, best first, and what the step took with each. The best of a matrix stays while the next one
 is tried.
 
 usage: python benchmarks/few_rows.py [qwen3-0.6b qwen3-8b] [--rows 1 2 8 16 32 64]
-           [--quantization fp8] [--no-tiles]
+           [--context 1100 200-1400] [--quantization fp8] [--no-tiles]
 """
 
 import argparse
 import json
+import random
 import statistics
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -85,20 +88,21 @@ def build(name: str, quantization: str | None) -> CausalLM:
 class Step:
     """A decode step of some rows: what a graph captures."""
 
-    def __init__(self, model: CausalLM, *, num_rows: int, context: int) -> None:
-        num_blocks = -(-context // BLOCK_SIZE)
+    def __init__(self, model: CausalLM, lengths: Sequence[int]) -> None:
+        contexts = torch.tensor(lengths, dtype=torch.int32)
+        num_rows, num_blocks = len(lengths), -(-max(lengths) // BLOCK_SIZE)
         spec = model.kv_cache_spec(BLOCK_SIZE)
         backend = TritonBackend(spec, num_rows * num_blocks, dtype=torch.bfloat16)
         backend.kv_pool.normal_()
-        tables = torch.randperm(num_rows * num_blocks, device="cuda").int()
-        tables = tables.view(num_rows, num_blocks)
-        last = context - 1
+        tables = torch.randperm(num_rows * num_blocks).int().view(num_rows, num_blocks)
+        positions = contexts - 1
+        blocks = tables.gather(1, positions[:, None].long() // BLOCK_SIZE).flatten()
         self._inputs = AttentionInputs(
             query_start=torch.arange(num_rows + 1, dtype=torch.int32, device="cuda"),
-            context_lengths=torch.full((num_rows,), context, dtype=torch.int32, device="cuda"),
-            block_tables=tables,
-            positions=torch.full((num_rows,), last, dtype=torch.int32, device="cuda"),
-            slot_mapping=tables[:, last // BLOCK_SIZE].long() * BLOCK_SIZE + last % BLOCK_SIZE,
+            context_lengths=contexts.cuda(),
+            block_tables=tables.cuda(),
+            positions=positions.cuda(),
+            slot_mapping=(blocks.long() * BLOCK_SIZE + positions % BLOCK_SIZE).cuda(),
         )
         self._ids = torch.randint(0, model.config.vocab_size, (num_rows,), device="cuda")
         self._model = model
@@ -223,10 +227,10 @@ def run(
     row_counts: Sequence[int],
     *,
     quantization: str | None,
-    context: int,
+    context: str,
     with_tiles: bool,
 ) -> None:
-    """Measure one model."""
+    """Measure one model with rows of one kind of context."""
     model = build(name, quantization)
     hidden, intermediate, _, num_heads = SIZES[name]
     keys = {
@@ -236,13 +240,14 @@ def run(
         "down": (hidden, intermediate),
     }
     for num_rows in row_counts:
-        step = Step(model, num_rows=num_rows, context=context)
+        step = Step(model, draw_lengths(num_rows, context))
         line = {
             "benchmark": "few_rows",
             "commit": find_commit(),
             "model": name,
             "quantization": quantization,
             "rows": num_rows,
+            "context": context,
         }
         with plain_kernels():
             report(line, plain_us=round(step.time_us(), 1))
@@ -262,6 +267,13 @@ def run(
             report(line, layer=layer, tiles=times)
 
 
+def draw_lengths(num_rows: int, context: str) -> list[int]:
+    """Return the context of each row: all the same, or between two numbers."""
+    least, _, most = context.partition("-")
+    generator = random.Random(1)
+    return [generator.randint(int(least), int(most or least)) for _ in range(num_rows)]
+
+
 def find_commit() -> str:
     """Return the short name of the commit that runs."""
     command = ["git", "rev-parse", "--short", "HEAD"]
@@ -278,16 +290,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=list(SIZES))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 8, 16, 32, 64])
-    parser.add_argument("--context", type=int, default=1100)
+    parser.add_argument("--context", nargs="+", default=["1100"])
     parser.add_argument("--quantization", choices=["fp8"])
     parser.add_argument("--no-tiles", action="store_true", help="do not try other tiles")
     arguments = parser.parse_args()
-    for name in arguments.models:
+    for name, context in product(arguments.models, arguments.context):
         run(
             name,
             arguments.rows,
             quantization=arguments.quantization,
-            context=arguments.context,
+            context=context,
             with_tiles=not arguments.no_tiles,
         )
 
