@@ -34,7 +34,7 @@ class CountedGraphs:
         with patch.object(torch.cuda, "graph_pool_handle", lambda: (0, 0)):
             edited = EditScratch(max_rows, 1, torch.device("cpu"))
             self._graphs = StepGraphs(shapes, lambda shape: nothing, edited=edited)
-        self._graphs._record = lambda launch: graph  # type: ignore[method-assign]
+        self._graphs._record = lambda launch: graph  # type: ignore[method-assign]  # no device
         for shape in shapes:
             if is_idle or (shape.is_decode and shape.num_rows in EAGER_SIZES):
                 self._graphs.run(shape, has_edits=False, is_idle=True)
