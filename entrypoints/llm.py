@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from threading import Lock
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,7 +30,7 @@ Conversation = Sequence[Message]
 
 
 class LLM:
-    """A model in this process, for one thread at a time.
+    """A model in this process; calls of several threads take turns.
 
     Keywords are the settings of ``docs/configuration.md`` under vLLM's names. A keyword of vLLM for
     something that Octavo lacks is accepted at the value that switches it off.
@@ -45,6 +46,7 @@ class LLM:
         source = resolve_source(config, environment)
         load = partial(load_served_model, config, source, environment)
         self.llm_engine, self._model = create_engine(config, source, load)
+        self._turn = Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -124,11 +126,13 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget the K/V of earlier prompts; return whether nothing is left."""
-        return self.llm_engine.reset_prefix_cache()
+        with self._turn:
+            return self.llm_engine.reset_prefix_cache()
 
     def shutdown(self) -> None:
         """Free the device; nothing can be generated afterwards."""
-        self.llm_engine.shutdown()
+        with self._turn:
+            self.llm_engine.shutdown()
 
     def _run(
         self,
@@ -144,7 +148,8 @@ class LLM:
             BatchRequest(prompt=prompt, params=params, priority=priority)
             for prompt, params, priority in zip(prompts, params, priorities, strict=True)
         ]
-        return run_batch(self.llm_engine, requests, show_progress=use_tqdm)
+        with self._turn:
+            return run_batch(self.llm_engine, requests, show_progress=use_tqdm)
 
     def _spread_params(
         self, sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int

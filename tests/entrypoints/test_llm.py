@@ -1,6 +1,7 @@
 """The offline class on tiny checkpoints: what may be asked of it."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -38,6 +39,24 @@ def test_one_prompt_or_many_come_back_in_order(letters):
     outputs = letters.generate(["z", {"prompt": "z"}, ids], params, use_tqdm=False)
     assert [output.outputs[0].text for output in outputs] == ["a", "abc", "ab"]
     assert letters.generate([], GREEDY) == []
+
+
+def test_calls_of_several_threads_take_turns(tiny):
+    prompts = [[[5 + place, 9]] * 3 for place in range(6)]
+    message = [{"role": "user", "content": "hi"}]
+
+    def generate_ids(prompt):
+        return [output.outputs[0].token_ids for output in tiny.generate(prompt, GREEDY)]
+
+    alone = [generate_ids(prompt) for prompt in prompts]
+    answered = tiny.chat(message, GREEDY)[0].outputs[0].token_ids
+    with ThreadPoolExecutor(8) as threads:
+        together = threads.map(generate_ids, prompts)
+        chats = [threads.submit(tiny.chat, message, GREEDY) for _ in range(4)]
+        resets = [threads.submit(tiny.reset_prefix_cache) for _ in range(4)]
+        assert list(together) == alone
+    assert [chat.result()[0].outputs[0].token_ids for chat in chats] == [answered] * 4
+    assert [reset.result() for reset in resets] == [True] * 4
 
 
 def test_parameters_are_left_as_they_were(letters):
