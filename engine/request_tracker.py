@@ -24,7 +24,8 @@ from octavo.engine.request_factory import RequestDefaults, RequestFactory, Submi
 from octavo.engine.row_sampling import encode_bad_words
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequestError
-from octavo.outputs import ENGINE_DEAD, REQUEST_TIMEOUT, RequestOutput
+from octavo.executor.step import EXHAUSTED
+from octavo.outputs import ENGINE_DEAD, NO_TOKEN_LEFT, REQUEST_TIMEOUT, RequestOutput
 from octavo.sampling_params import SamplingParams
 
 
@@ -256,7 +257,12 @@ class RequestTracker:
             return
         request, answer = found
         request.metrics.num_retractions += report.num_retractions
-        finish = Finish(report.reason, stop_reason=report.stop_reason, error=report.error)
+        finish = Finish(
+            report.reason,
+            stop_reason=report.stop_reason,
+            error=report.error,
+            reason_code=NO_TOKEN_LEFT if report.error == EXHAUSTED else None,
+        )
         self._finish(request, answer, finish)
         touched[request.request_id] = request
 

@@ -22,7 +22,7 @@ from octavo.engine.step_builder import StepBuilder, split_by_gap
 from octavo.engine.waiting_queue import WaitingQueue
 from octavo.engine.waits import Holdups, WaitKind, WaitReason
 from octavo.errors import InvalidRequestError
-from octavo.executor.step import Step, StepResult
+from octavo.executor.step import EXHAUSTED, Step, StepResult
 from octavo.outputs import FinishReason
 
 ADMISSION_WINDOW = 128
@@ -175,7 +175,7 @@ class Scheduler:
             request = launched.requests[index]
             if not request.is_finished:
                 changes.failed.append(request.number)
-                self.num_failed_rows += 1
+                self.num_failed_rows += message != EXHAUSTED
                 if request.status is RequestStatus.RUNNING:
                     self.block_manager.distrust(request.number)
                 self._finish(request, "error", error=message)

@@ -23,9 +23,10 @@ from octavo.executor.ops.logprobs import VARIED_TOPS, compute_logprobs
 from octavo.executor.ops.prepare_inputs import DeviceBatch
 from octavo.executor.ops.sample import VARIED_BATCHES
 from octavo.executor.row_uploads import RowUploads
-from octavo.executor.sampler import EXHAUSTED, NON_FINITE
+from octavo.executor.sampler import NON_FINITE
 from octavo.executor.staging import Readback, ReadbackRing, UploadRing
 from octavo.executor.step import (
+    EXHAUSTED,
     ExecutorInfo,
     Int32Array,
     NewRow,

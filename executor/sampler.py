@@ -15,10 +15,9 @@ from octavo.executor.logit_edits import edit_logits
 from octavo.executor.logprobs import find_logprobs
 from octavo.executor.noise import add_gumbel_noise
 from octavo.executor.rows import Rows
-from octavo.executor.step import Int32Array, PositionLogprobs
+from octavo.executor.step import EXHAUSTED, Int32Array, PositionLogprobs
 
 NON_FINITE = "the model's logits are not finite (NaN, +inf or all -inf)"
-EXHAUSTED = "no token is left to sample: allowed_token_ids, bad_words and min_tokens exclude all"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Int32Array = NDArray[np.int32]
+EXHAUSTED = "no token is left to sample: allowed_token_ids, bad_words and min_tokens exclude all"
+"""The error of a row whose own parameters are at fault, and not the model."""
 
 
 class RowSampling(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -6,6 +6,7 @@ STATUS_OF_REASON = {
     "invalid_http": 400,
     "unsupported_parameter": 400,
     "prompt_too_long": 400,
+    "no_token_left": 400,
     "chat_template_failed": 400,
     "chat_template_too_slow": 400,
     "unauthorized": 401,

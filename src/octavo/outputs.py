@@ -6,6 +6,8 @@ from typing import Literal
 FinishReason = Literal["stop", "length", "abort", "error"]
 REQUEST_TIMEOUT = "request_timeout"
 """The ``reason_code`` of an answer whose time was up."""
+NO_TOKEN_LEFT = "no_token_left"
+"""The ``reason_code`` of an answer whose parameters left no token to go on with."""
 ENGINE_DEAD = "engine_dead"
 """The ``reason_code`` of an answer whose engine died."""
 

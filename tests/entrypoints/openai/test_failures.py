@@ -105,3 +105,26 @@ def test_non_finite_logits_fail_their_request_alone(stream):
     error = failed.events[-1]["error"] if stream else failed.json["error"]
     assert failed.status == (200 if stream else 500)
     assert (error["message"], error["code"]) == ("non-finite logits", 500)
+
+
+def test_parameters_that_leave_no_token_are_the_clients_fault(tiny_spm):
+    with running_checkpoint(tiny_spm) as server:
+        letter = server.post("/tokenize", {"prompt": "za", "add_special_tokens": False}).json
+        body = {"prompt": "z", "allowed_token_ids": letter["tokens"][-1:], "max_tokens": 4}
+        for bad_word, num_tokens in (("a", 0), ("aa", 1)):
+            excluding = body | {"bad_words": [bad_word]}
+            plain = server.post("/v1/completions", excluding)
+            check_no_token_left(plain.json["error"], plain.status)
+            stream = server.post("/v1/completions", excluding | {"stream": True})
+            if num_tokens == 0:
+                assert (stream.status, stream.data) == (plain.status, plain.data)
+            else:
+                assert stream.events[0]["choices"][0]["text"] == "a"
+                check_no_token_left(stream.events[-1]["error"], 400)
+        assert server.metric("vllm:corrupted_requests_total") == 0
+        assert server.post("/v1/completions", body).json["choices"][0]["text"] == "aaaa"
+
+
+def check_no_token_left(error, status):
+    assert (status, error["code"], error["reason_code"]) == (400, 400, "no_token_left")
+    assert "bad_words" in error["message"]
