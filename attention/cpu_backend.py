@@ -27,6 +27,7 @@ class AttentionOps:
 
     turn_and_store: dict[torch.dtype, Callable[..., Tensor]] = field(default_factory=dict)
     attend_tile: dict[torch.dtype, Callable[..., Tensor]] = field(default_factory=dict)
+    attend_row: dict[torch.dtype, Callable[..., Tensor]] = field(default_factory=dict)
 
 
 class CpuBackend:
@@ -180,7 +181,9 @@ class CpuAttention:
     def _create_tile_work(self, tile: Tile) -> "_TileWork":
         bias, num_rows = tile.bias, tile.num_rows
         ops = self._ops.attend_tile if len(tile.tokens) == num_rows else {}
-        if bias is None and ops:  # compiled code adds one in any case
+        if len(tile.tokens) == 1:
+            ops = self._ops.attend_row
+        elif bias is None and ops:  # compiled code adds one in any case
             bias = torch.zeros(num_rows, 1, 1, len(tile.slots) // num_rows)
         return _TileWork(
             ops,
@@ -212,7 +215,7 @@ class _TileWork:
     """A tile that gathers what it sees from the pool."""
 
     ops: dict[torch.dtype, Callable[..., Tensor]]
-    """Compiled forms of ``attend``, by the type of heads."""
+    """Compiled forms of ``attend``, by the type of heads; a single row has no bias."""
     tokens: Tensor
     num_tokens: int
     num_rows: int
@@ -221,8 +224,9 @@ class _TileWork:
 
     def attend(self, layer: AttentionLayer, heads: Tensor, lines: Tensor) -> Tensor:
         """Map its tokens' heads of q, k and v to (num_tokens, num_heads * head_dim)."""
-        if (attend_tile := self.ops.get(heads.dtype)) is not None:
-            return attend_tile(heads, lines, self.lines, self.bias)
+        if (attend := self.ops.get(heads.dtype)) is not None:
+            bias = () if self.bias is None else (self.bias,)
+            return attend(heads, lines, self.lines, *bias)
         q = heads.narrow(1, 0, layer.num_heads).to(lines.dtype)
         shape = (self.num_rows, -1, 2, layer.num_kv_heads, layer.head_dim)
         k, v = lines.index_select(0, self.lines).view(shape).transpose(1, 3).unbind(2)

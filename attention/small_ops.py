@@ -1,4 +1,4 @@
-"""What attention computes around its softmax, in two functions to be compiled.
+"""What attention computes around its softmax, in functions to be compiled.
 
 They compute what ``CpuAttention`` does with a dozen operations of torch; compiled, each is a call.
 All tensors are contiguous, and ``lines`` are those of ``CpuBackend``: K and V of a token.
@@ -65,3 +65,14 @@ def attend_tile(
     q = heads[:, : num_heads - 2 * num_kv_heads].to(lines.dtype)
     q = q.reshape(num_rows, num_kv_heads, -1, head_dim)
     return F.scaled_dot_product_attention(q, k, v, bias, scale=scale).flatten(1)
+
+
+def attend_row(
+    heads: Tensor, lines: Tensor, seen: Tensor, *, num_kv_heads: int, scale: float
+) -> Tensor:
+    """Do what ``attend_tile`` does for a single row, (1, num_heads * head_dim), by plain sums."""
+    num_heads, head_dim = heads.shape[1:]
+    k, v = lines.index_select(0, seen).view(-1, 2, num_kv_heads, 1, head_dim).float().unbind(1)
+    q = heads[0, : num_heads - 2 * num_kv_heads].float().view(num_kv_heads, -1, head_dim)
+    weights = ((k * q).sum(dim=-1, keepdim=True) * scale).softmax(dim=0)  # (width, ..., 1)
+    return (v * weights).sum(dim=0).view(1, -1).to(lines.dtype)

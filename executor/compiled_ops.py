@@ -103,19 +103,24 @@ class CompiledOps:
         return fused + [Group(ops.list_small(one), partial(self._use_small, one)) for one in types]
 
     def _use_fused(self, with_tiles: bool, max_rows: int, ops: list[Callable[..., Tensor]]) -> None:
-        project, finish, attend_tile = ops
-        self._backend.ops.attend_tile[torch.bfloat16] = attend_tile
+        project, finish, *attend = ops
+        self._use_attend(torch.bfloat16, *attend)
         self._network.fuse(FusedOps(project, finish, with_tiles), max_rows=max_rows)
         tokens = "more" if with_tiles else f"up to {max_rows}"
         logger.info("layers are compiled for steps of %s tokens", tokens)
 
     def _use_small(self, dtype: torch.dtype, ops: list[Callable[..., Tensor]]) -> None:
-        add_norm, silu_mul, turn_and_store, attend_tile = ops
+        add_norm, silu_mul, turn_and_store, *attend = ops
         with_weight = LayerOps(lambda total, x, norm: add_norm(total, x, norm.weight), silu_mul)
         self._network.use(dtype, with_weight)
         self._backend.ops.turn_and_store[dtype] = turn_and_store
-        self._backend.ops.attend_tile[dtype] = attend_tile
+        self._use_attend(dtype, *attend)
         logger.info("small operations on %s are compiled", dtype)
+
+    def _use_attend(
+        self, dtype: torch.dtype, tile: Callable[..., Tensor], row: Callable[..., Tensor]
+    ) -> None:
+        self._backend.ops.attend_tile[dtype], self._backend.ops.attend_row[dtype] = tile, row
 
     def compile(self) -> None:
         """Start to compile what is missing; the log says so if that cannot be done."""

@@ -109,7 +109,7 @@ class OpList:
         }
 
     def list_small(self, dtype: torch.dtype) -> list[Op]:
-        """Return add_norm, silu_mul, turn_and_store, attend_tile where products give ``dtype``."""
+        """Return what ``LayerOps`` and ``AttentionOps`` name, where products give ``dtype``."""
         config, threads = self._model.config, self._num_threads
         add_norm = Example(self._hidden, self._type), Example(self._hidden, dtype), self._norm
         gate_up = Example((NUM_ROWS, 2 * config.intermediate_size), dtype)
@@ -123,11 +123,11 @@ class OpList:
                 self._turning,
                 num_threads=threads,
             ),
-            self._list_attend_tile(dtype),
+            *self._list_attend(dtype),
         ]
 
     def list_fused(self, weights: Iterable[Int4Weight], *, with_tiles: bool) -> list[Op]:
-        """Return project_int4, finish_int4 and attend_tile for layers with such weights.
+        """Return project_int4, finish_int4 and both kinds of attention for such layers.
 
         Few rows, which have no tiles, do not pay for waking threads between products.
         """
@@ -143,19 +143,26 @@ class OpList:
         )
         return [
             *(Op(*one, num_threads=num_threads, with_tiles=with_tiles) for one in fused),
-            self._list_attend_tile(torch.bfloat16),
+            *self._list_attend(torch.bfloat16),
         ]
 
-    def _list_attend_tile(self, dtype: torch.dtype) -> Op:
-        layer, width = self._layer, 5
-        inputs = (
-            Example((NUM_ROWS, self._num_all_heads, layer.head_dim), dtype),
-            self._lines,
-            Example((NUM_ROWS * width,), torch.int64),
-            Example((NUM_ROWS, 1, 1, width), self._lines.dtype, (0, 3)),
-        )
+    def _list_attend(self, dtype: torch.dtype) -> list[Op]:
+        """Return attend_tile and, for a single row, attend_row."""
+        layer, width, threads = self._layer, 5, self._num_threads
+        heads = Example((NUM_ROWS, self._num_all_heads, layer.head_dim), dtype)
+        seen = Example((NUM_ROWS * width,), torch.int64)
+        bias = Example((NUM_ROWS, 1, 1, width), self._lines.dtype, (0, 3))
         constants = {"num_kv_heads": layer.num_kv_heads, "scale": layer.scale}
-        return Op(attention_ops.attend_tile, inputs, constants, num_threads=self._num_threads)
+        one = Example((1, *heads.shape[1:]), dtype, ())
+        return [
+            Op(
+                attention_ops.attend_tile,
+                (heads, self._lines, seen, bias),
+                constants,
+                num_threads=threads,
+            ),
+            Op(attention_ops.attend_row, (one, self._lines, seen), constants, num_threads=threads),
+        ]
 
 
 def _list_operands(weight: Int4Weight, with_tiles: bool) -> list[Example]:

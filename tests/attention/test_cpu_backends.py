@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from octavo.attention.backend import AttentionInputs, AttentionLayer, KVCacheSpec
 from octavo.attention.cpu_backend import CpuBackend
 from octavo.attention.reference import ReferenceBackend
-from octavo.attention.small_ops import attend_tile, turn_and_store
+from octavo.attention.small_ops import attend_row, attend_tile, turn_and_store
 
 MAX_POSITIONS = 700
 NUM_LAYERS = 2
@@ -270,7 +270,9 @@ def test_operations_that_may_be_compiled_attend_alike(dtype, norm, window):
     pools[1].free = list(pools[0].free)
     shape = {"num_kv_heads": layer.num_kv_heads}
     turn = partial(turn_and_store, num_heads=layer.num_heads, eps=layer.norm_eps, **shape)
-    attend = partial(attend_tile, scale=layer.scale, **shape)
+    attend, attend_one = (
+        partial(function, scale=layer.scale, **shape) for function in (attend_tile, attend_row)
+    )
     calls = []
     prompts = {row: make_qkv(layer, length) for row, length in enumerate((40, 33, 1, 600))}
     steps = [prompts, {0: 1, 1: 1, 2: 1}, {0: 1, 1: 1, 2: 1, 3: 1}, {3: 1, 0: 2}]
@@ -282,6 +284,7 @@ def test_operations_that_may_be_compiled_attend_alike(dtype, norm, window):
         if step is not prompts and isinstance(pools[1].backend, CpuBackend):
             pools[1].backend.ops.turn_and_store[dtype] = note(calls, "turn_and_store", turn)
             pools[1].backend.ops.attend_tile[dtype] = note(calls, "attend_tile", attend)
+            pools[1].backend.ops.attend_row[dtype] = note(calls, "attend_row", attend_one)
         expected, found = (
             pool.attend({row: x.clone() for row, x in qkv.items()}) for pool in pools
         )
@@ -289,7 +292,8 @@ def test_operations_that_may_be_compiled_attend_alike(dtype, norm, window):
             torch.testing.assert_close(found[row], expected[row], atol=1e-2, rtol=1e-2)
     is_used = isinstance(pools[1].backend, CpuBackend)
     assert calls.count("turn_and_store") == 3 * is_used
-    assert calls.count("attend_tile") == (4 if window is None else 3) * is_used, "a chunk has none"
+    assert calls.count("attend_tile") == 2 * is_used
+    assert calls.count("attend_row") == (2 if window is None else 1) * is_used, "a chunk has none"
 
 
 def note(calls, name, function):
