@@ -23,18 +23,28 @@ from octavo.executor.step import Step
 from octavo.executor.step_program import StepShape
 
 
+class EmptyGraph:
+    """A graph without a device."""
+
+    def capture_begin(self, **options: Any) -> None:
+        """Record nothing."""
+
+    def capture_end(self) -> None:
+        """Record nothing."""
+
+    def replay(self) -> None:
+        """Launch nothing."""
+
+
 class CountedGraphs:
     """The graphs of an engine on a device that does nothing, and what its steps cost."""
 
     def __init__(self, max_rows: int, layer_bytes: int, *, is_idle: bool) -> None:
         nothing: Any = SimpleNamespace(forward=lambda: None, sample=lambda edited: None)
-        graph: Any = SimpleNamespace(replay=lambda: None)
         shapes = [StepShape.padded(size, size) for size in default_sizes(max_rows)]
         shapes += mixed_shapes(max_rows, layer_bytes=layer_bytes)
-        with patch.object(torch.cuda, "graph_pool_handle", lambda: (0, 0)):
-            edited = EditScratch(max_rows, 1, torch.device("cpu"))
-            self._graphs = StepGraphs(shapes, lambda shape: nothing, edited=edited)
-        self._graphs._record = lambda launch: graph  # type: ignore[method-assign]  # no device
+        edited = EditScratch(max_rows, 1, torch.device("cpu"))
+        self._graphs = StepGraphs(shapes, lambda shape: nothing, edited=edited)
         for shape in shapes:
             if is_idle or (shape.is_decode and shape.num_rows in EAGER_SIZES):
                 self._graphs.run(shape, has_edits=False, is_idle=True)
@@ -49,12 +59,8 @@ class CountedGraphs:
     def run(self, step: Step) -> None:
         """Count one step."""
         num_rows, num_tokens = len(step.rows), int(step.num_tokens.sum())
-        if num_rows == num_tokens == step.num_sampled:
-            shape = self._graphs.find_decode_shape(num_rows)
-        else:
-            shape = self._graphs.find_mixed_shape(num_rows, num_tokens)
+        shape = self._graphs.find_shape(num_rows, num_tokens, num_sampled=step.num_sampled)
         if shape is not None:
-            shape = self._graphs.choose(shape)
             self._graphs.run(shape, has_edits=False)
             self.num_padded += max(shape.num_rows - num_rows, shape.num_tokens - num_tokens)
         self.num_single += shape is None or shape not in self._graphs.captured_shapes
@@ -71,6 +77,15 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--idle", action="store_true", help="all shapes have been captured before")
     arguments = parser.parse_args()
+    with (
+        patch.object(torch.cuda, "graph_pool_handle", lambda: (0, 0)),
+        patch.object(torch.cuda, "CUDAGraph", EmptyGraph),
+    ):
+        run_all(arguments)
+
+
+def run_all(arguments: argparse.Namespace) -> None:
+    """Print what each run adds to the graphs."""
     max_rows, layer_bytes = arguments.max_num_seqs, int(arguments.layer_mb * 1e6)
     graphs = CountedGraphs(max_rows, layer_bytes, is_idle=arguments.idle)
     for run in range(arguments.runs):

@@ -193,12 +193,8 @@ class DeviceRunner:
     def _run(self, step: Step, rows: list[int]) -> StepProgram:
         has_edits = not self._row_uploads.edited.isdisjoint(rows)
         num_tokens = int(step.num_tokens.sum())
-        if len(rows) == num_tokens == step.num_sampled:
-            graph_shape = self.graphs.find_decode_shape(len(rows))
-        else:
-            graph_shape = self.graphs.find_mixed_shape(len(rows), num_tokens)
+        graph_shape = self.graphs.find_shape(len(rows), num_tokens, num_sampled=step.num_sampled)
         if graph_shape is not None:
-            graph_shape = self.graphs.choose(graph_shape)
             self._step_uploads.send(step, graph_shape)
             return self.graphs.run(graph_shape, has_edits=has_edits)
         shape = StepShape(

@@ -105,6 +105,14 @@ class StepGraphs:
         logger.warning("no memory to capture %s", shape, exc_info=True)
         self._runs[shape].graphs["forward"] = None
 
+    def find_shape(self, num_rows: int, num_tokens: int, *, num_sampled: int) -> StepShape | None:
+        """Return what a step runs as; None where it is launched singly."""
+        if num_rows == num_tokens == num_sampled:
+            shape = self.find_decode_shape(num_rows)
+        else:
+            shape = self.find_mixed_shape(num_rows, num_tokens)
+        return None if shape is None else self.choose(shape)
+
     def find_decode_shape(self, num_rows: int) -> StepShape | None:
         """Return what a step in which all rows compute and sample one token is padded to."""
         index = bisect_left(self._decode_sizes, num_rows)
