@@ -2,11 +2,10 @@
 
 Random weights; rows have ``--context`` tokens, or between two numbers of them (``200-1400``), the
 same ones for the same number of rows; one graph of all layers and the head, the median of its
-replays. Prints one JSON line for plain kernels (cuBLAS, with norm,
-activation and sum beside it), one for the folded ones with the tiles that the rules choose, one for
-each matrix with nothing folded into its product alone, and one for each: the tiles tried in its
-place, best first, and what the step took with each. The best of a matrix stays while the next one
-is tried.
+replays. Prints one JSON line for plain kernels (cuBLAS, with norm, activation and sum beside it),
+one for the folded ones with the tiles that the rules choose, one for each matrix with nothing
+folded into its product alone, and one for each: the tiles tried in its place, best first, and what
+the step took with each. The best of a matrix stays while the next one is tried.
 
 usage: python benchmarks/few_rows.py [qwen3-0.6b qwen3-8b] [--rows 1 2 8 16 32 64]
            [--context 1100 200-1400] [--quantization fp8] [--no-tiles]
