@@ -2,10 +2,12 @@
 
 Starts a server with the default model twice on an empty cache (its first start converts what later
 ones find) and says how long it took to be ready. Then sends ``--chats`` chats at once to a server
-with the user's cache, where compiled operations should be already, and compares with ``LLM.chat``
-in a process of its own. Prints one JSON line.
+with the user's cache, where compiled operations should be already, in turns with ``LLM.chat`` in a
+process of its own: a machine's speed varies. Prints one JSON line with the median of each and of
+their ratios, and the least and the largest ratio.
 
-usage: python benchmarks/cpu_server.py [--chats 16] [--tokens 64] [--repeats 3]
+usage: python benchmarks/cpu_server.py [--chats 16] [--tokens 64] [--repeats 7]
+                                       [--streamed] [--no-starts]
 """
 
 import argparse
@@ -18,9 +20,10 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from statistics import median
 from typing import Any
 
 from octavo import LLM, SamplingParams
@@ -35,32 +38,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chats", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--streamed", action="store_true", help="read answers as they are made")
+    parser.add_argument("--no-starts", action="store_true", help="leave out the first two starts")
     parser.add_argument("--offline", action="store_true", help="what the other process does")
     args = parser.parse_args()
     if args.offline:
-        print(measure_offline(args))
+        serve_offline(args)
         return
-    with tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "OCTAVO_CACHE_DIR": cache}
-        starts_s = []
-        for _ in range(2):
-            with start_server(environment) as (_, start_s):
-                starts_s.append(round(start_s, 1))
-    with start_server(dict(os.environ)) as (port, _):
-        online = measure_online(args, port)
-    offline = float(subprocess.check_output([sys.executable, *sys.argv, "--offline"], text=True))
+    starts_s = [] if args.no_starts else measure_starts()
+    with start_server(dict(os.environ)) as (port, _), start_offline() as measure_offline:
+        pairs = [(measure_online(args, port), measure_offline()) for _ in range(1 + args.repeats)]
+    del pairs[0]
+    ratios = sorted(online / offline for online, offline in pairs)
+    online, offline = (round(median(rates), 1) for rates in zip(*pairs, strict=True))
     line = {
         "benchmark": "cpu_server",
         "chats": args.chats,
         "tokens": args.tokens,
-        "first_start_s": starts_s[0],
-        "later_start_s": starts_s[1],
-        "online_tokens_per_s": round(online, 1),
-        "offline_tokens_per_s": round(offline, 1),
-        "ratio": round(online / offline, 3),
+        "streamed": args.streamed,
+        "starts_s": starts_s,
+        "online_tokens_per_s": online,
+        "offline_tokens_per_s": offline,
+        "ratio": round(median(ratios), 3),
+        "ratios": [round(ratios[0], 3), round(ratios[-1], 3)],
     }
     print(json.dumps(line), flush=True)
+
+
+def measure_starts() -> list[float]:
+    """Return the seconds until a server is ready, first on an empty cache and then on that."""
+    starts_s = []
+    with tempfile.TemporaryDirectory() as cache:
+        for _ in range(2):
+            with start_server({**os.environ, "OCTAVO_CACHE_DIR": cache}) as (_, start_s):
+                starts_s.append(round(start_s, 1))
+    return starts_s
 
 
 @contextmanager
@@ -95,14 +108,15 @@ def is_ready(port: int) -> bool:
 
 
 def measure_online(args: argparse.Namespace, port: int) -> float:
-    """Return output tokens per second of all chats at once over HTTP, the best of some times."""
+    """Return output tokens per second of all chats at once over HTTP."""
 
-    def send(index: int) -> int:
+    def send(index: int) -> None:
         body = {
             "messages": make_chat(index),
             "temperature": 0,
             "max_tokens": args.tokens,
             "ignore_eos": True,
+            "stream": args.streamed,
         }
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}/v1/chat/completions",
@@ -110,30 +124,46 @@ def measure_online(args: argparse.Namespace, port: int) -> float:
             {"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request) as response:
-            count: int = json.load(response)["usage"]["completion_tokens"]
-        return count
+            while response.read1():
+                pass
 
-    best = 0.0
     with ThreadPoolExecutor(args.chats) as threads:
-        for _ in range(1 + args.repeats):
-            started_s = time.perf_counter()
-            count = sum(threads.map(send, range(args.chats)))
-            best = max(best, count / (time.perf_counter() - started_s))
-    return best
+        started_s = time.perf_counter()
+        list(threads.map(send, range(args.chats)))
+        took_s = time.perf_counter() - started_s
+    count: int = args.chats * args.tokens
+    return count / took_s
 
 
-def measure_offline(args: argparse.Namespace) -> float:
-    """Return output tokens per second of the same chats through ``LLM``."""
+@contextmanager
+def start_offline() -> Iterator[Callable[[], float]]:
+    """Yield a function that lets the other process generate once; it returns tokens a second."""
+    command, pipe = [sys.executable, *sys.argv, "--offline"], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        ask, answers = process.stdin, process.stdout
+        answers.readline()
+
+        def measure() -> float:
+            print(file=ask, flush=True)
+            return float(answers.readline())
+
+        yield measure
+        ask.close()
+
+
+def serve_offline(args: argparse.Namespace) -> None:
+    """Say when ``LLM`` is ready; then, a line read, send the same chats and write their speed."""
     params = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True)
     chats: list[Any] = [make_chat(index) for index in range(args.chats)]
-    best = 0.0
     with LLM() as llm:
-        for _ in range(1 + args.repeats):
+        print("ready", flush=True)
+        for _ in sys.stdin:
             started_s = time.perf_counter()
-            outputs = llm.chat(chats, params, use_tqdm=False)
-            count = sum(len(output.outputs[0].token_ids) for output in outputs)
-            best = max(best, count / (time.perf_counter() - started_s))
-    return best
+            llm.chat(chats, params, use_tqdm=False)
+            count = args.chats * args.tokens
+            print(count / (time.perf_counter() - started_s), flush=True)
 
 
 def make_chat(index: int) -> list[dict[str, str]]:

@@ -1,7 +1,7 @@
 """Runs one Step on the device: rows, copies, one forward pass, sampling, write-back."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -42,16 +42,12 @@ class ModelRunner:
         model: Network,
         backend: AttentionBackend,
         info: ExecutorInfo,
-        threads: StepThreads | None = None,
         *,
-        measuring: Iterator[StepThreads | None] | None = None,
         before_step: Callable[[], None] | None = None,
     ) -> None:
         self.info = info
-        self._threads = threads or StepThreads(torch.get_num_threads(), 1)
-        self._measuring = measuring or iter(())
+        self._threads = StepThreads()
         self._before_step = before_step or (lambda: None)
-        self._has_computed = False
         self._model = model
         self._backend = backend
         max_blocks = blocks_needed(BlockSpec(info.block_size), info.max_model_len)
@@ -63,17 +59,7 @@ class ModelRunner:
         return lambda: result
 
     def prepare(self) -> bool:
-        """Measure a little how many threads gain, once the first requests have been served.
-
-        At the start a server's other process loads, too, and takes the core of a second thread.
-        """
-        if not self._has_computed:
-            return False
-        for threads in self._measuring:
-            if threads is None:
-                return True
-            self._threads = threads
-            logger.info("%s", threads)
+        """Do nothing: steps need nothing that they do not make themselves."""
         return False
 
     def run(self, step: Step) -> StepResult:
@@ -96,7 +82,6 @@ class ModelRunner:
     def _compute(self, step: Step) -> StepResult:
         if not len(step.rows):
             return StepResult(step.step_id, np.empty(0, dtype=np.int32))
-        self._has_computed = True
         batch = gather_inputs(self._rows, step, block_size=self.info.block_size)
         hidden = self._model(batch.input_ids, self._backend.bind(batch.attention))
         samples = self._sample(batch, hidden)

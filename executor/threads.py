@@ -1,84 +1,86 @@
-"""How many of torch's threads compute a step on a CPU: measured at the start, by a server twice.
+"""How many of torch's threads compute a step on a CPU: steps themselves show it.
 
 A second thread halves a large product, but waking it costs more than a small one takes; where other
-processes want the cores, it costs most. Only a measurement on the machine itself tells.
+processes want the cores, it costs most. Only the steps of this machine tell, while it does whatever
+else it does.
 """
 
+import logging
+import statistics
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 
-MEASURED_ROWS = (1, 4, 16)
-"""Beyond the last all threads are taken: a prompt."""
-NUM_REPEATS = 3
-MAX_REPEATS = 8
-"""So many before it is believed that threads do not gain: a core may be away for a while."""
+logger = logging.getLogger(__name__)
+
+MAX_TRIED_TOKENS = 63
+"""Steps of more tokens, which are prompts and take long, are computed by all threads."""
+NUM_PAIRS = 5
+"""Steps of one thread, each beside one of all, that a trial consists of."""
+TRUST_S = 15.0
+"""How long steps take, all in all, before what a trial has shown is tried again."""
 LEAST_GAIN = 1.1
 """More threads are taken if they are so many times as fast: others have use for the cores."""
 
 
-@dataclass(frozen=True, slots=True)
 class StepThreads:
-    """One thread for steps of fewer than ``min_tokens`` tokens, else ``num_threads``."""
+    """Lets steps be computed by one or by all of torch's threads, whichever has proved faster.
 
-    num_threads: int
-    min_tokens: int
+    Steps whose numbers of tokens have as many bits are of one kind and share their trials.
+    """
 
-    def __str__(self) -> str:
-        """Return it for the log."""
-        if self.num_threads == 1 or self.min_tokens <= 1:
-            return f"threads of a step: {self.num_threads}"
-        return f"threads of a step: {self.num_threads}, 1 for fewer than {self.min_tokens} tokens"
+    def __init__(self) -> None:
+        self._num_threads = torch.get_num_threads()
+        self._trials: dict[int, Generator[bool, float, None]] = {}
+        self._is_single: dict[int, bool] = {}
 
     @contextmanager
     def use(self, num_tokens: int) -> Iterator[None]:
-        """Let torch compute with as many threads as suit a step."""
-        before = torch.get_num_threads()
-        wanted = self.num_threads if num_tokens >= self.min_tokens else 1
-        if wanted == before:
+        """Let torch compute a step with as many threads as suit it."""
+        if self._num_threads == 1 or not 0 < num_tokens <= MAX_TRIED_TOKENS:
             yield
             return
-        torch.set_num_threads(wanted)
-        try:
+        kind = num_tokens.bit_length()
+        if kind not in self._trials:
+            self._trials[kind] = _compare(kind)
+            self._is_single[kind] = next(self._trials[kind])
+        started_s = time.perf_counter()
+        if self._is_single[kind]:
+            with _one_thread():
+                yield
+        else:
             yield
-        finally:
-            torch.set_num_threads(before)
+        self._is_single[kind] = self._trials[kind].send(time.perf_counter() - started_s)
 
 
-def measure_threads(run: Callable[[int], object]) -> Iterator[StepThreads | None]:
-    """Find from which number of rows on all of torch's threads beat one at ``run(num_rows)``.
+def _compare(kind: int) -> Generator[bool, float, None]:
+    """Yield whether one thread computes the next step of a kind, and get the seconds it took.
 
-    Yields None after each run, for requests may wait for the caller, and last what was found.
+    A trial is in turns, for the machine may be shared and its speed vary.
     """
-    num_threads = torch.get_num_threads()
-    min_tokens = MEASURED_ROWS[-1] + 1
-    for num_rows in MEASURED_ROWS if num_threads > 1 else ():
-        if (yield from _gains(run, num_rows, num_threads)):
-            min_tokens = num_rows
-            break
-    yield StepThreads(num_threads, min_tokens)
+    was_single = None
+    while True:
+        gains = []
+        for _ in range(NUM_PAIRS):
+            single_s = yield True
+            gains.append(single_s / (yield False))
+        is_single = statistics.median(gains) < LEAST_GAIN
+        if is_single != was_single:
+            least, most, threads = 2 ** (kind - 1), 2**kind - 1, "one" if is_single else "all"
+            logger.info("threads of steps of %d to %d tokens: %s", least, most, threads)
+        was_single = is_single
+        left_s = TRUST_S
+        while left_s > 0:
+            left_s -= yield is_single
 
 
-def _gains(
-    run: Callable[[int], object], num_rows: int, num_threads: int
-) -> Generator[None, None, bool]:
-    """Return whether the best time with all threads is that much below the best with one.
-
-    In turns, for the machine may be shared; yields after each run.
-    """
-    best_s = {1: float("inf"), num_threads: float("inf")}
-    for repeat in range(1 + MAX_REPEATS):
-        for count in best_s:
-            with StepThreads(count, min_tokens=1).use(num_rows):
-                started_s = time.perf_counter()
-                run(num_rows)
-                took_s = time.perf_counter() - started_s
-            if repeat > 0:  # the first time memory is made and code compiled
-                best_s[count] = min(best_s[count], took_s)
-            yield
-        if repeat >= NUM_REPEATS and best_s[1] > LEAST_GAIN * best_s[num_threads]:
-            return True
-    return False
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

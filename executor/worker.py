@@ -11,13 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from octavo.attention.backend import AttentionBackend, AttentionLayer, KVCacheSpec
+from octavo.attention.backend import AttentionBackend, KVCacheSpec
 from octavo.attention.cpu_backend import CpuBackend
 from octavo.attention.reference import ReferenceBackend
 from octavo.attention.triton_backend import TritonBackend
@@ -42,7 +40,6 @@ from octavo.executor.model_settings import (
 from octavo.executor.op_list import can_compile
 from octavo.executor.step import ExecutorInfo
 from octavo.executor.step_program import StepShape
-from octavo.executor.threads import measure_threads
 from octavo.models.causal_lm import CausalLM
 from octavo.models.fingerprint import cache_namespace
 from octavo.models.flat import FlatNetwork
@@ -176,17 +173,12 @@ def _create_cpu_runner(parts: RunnerParts, demand: PoolDemand) -> ModelRunner:
         backend = parts.create_backend(num_blocks)
         network = FlatNetwork(parts.model)
         compiled = _create_compiled_ops(parts, network, backend)
-        compute = partial(_compute_without_kv, network)
-        *_, threads = measure_threads(compute)
-        logger.info("%s", threads)
         if compiled is not None:
             compiled.compile()
         return ModelRunner(
             network,
             backend,
             parts.sized(num_blocks),
-            threads,
-            measuring=measure_threads(compute),
             before_step=compiled.poll if compiled is not None else None,
         )
     except MemoryError as error:
@@ -207,17 +199,6 @@ def _create_compiled_ops(
     compiled = CompiledOps(network, backend, parts.cache_dir / "compiled")
     compiled.load()
     return compiled
-
-
-def _compute_without_kv(network: FlatNetwork, num_rows: int) -> None:
-    """Compute the logits of some tokens that attend to nothing: most of what a step does."""
-    with torch.inference_mode():
-        ids = torch.zeros(num_rows, dtype=torch.int32)
-        network.compute_logits(network(ids, _attend_to_nothing))
-
-
-def _attend_to_nothing(layer: AttentionLayer, qkv: Tensor) -> Tensor:
-    return qkv[:, : layer.num_heads * layer.head_dim]
 
 
 def _create_device_runner(

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from octavo.executor.step import BlockCopy
-from octavo.executor.threads import StepThreads
 from tests.executor.by_hand import ByHand, generate, make_executor
 from tests.steps import make_row, make_step
 
@@ -44,14 +43,8 @@ def test_a_copied_block_serves_like_its_source(llama):
     assert second.outputs == llama.generate([*prefix, 5], 1)
 
 
-def test_threads_are_measured_again_when_the_first_requests_are_served(llama):
-    executor = make_executor(llama.folder)
-    executor._runner._measuring = iter([None, None, StepThreads(1, 7)])
-    assert not executor.prepare(), "whatever loads beside the engine may not have come to its end"
-    tokens = generate(executor, [PROMPTS[0]], 2)
-    assert [executor.prepare() for _ in range(4)] == [True, True, False, False]
-    assert executor._runner._threads == StepThreads(1, 7)
-    assert generate(executor, [PROMPTS[0]], 2) == tokens
+def test_steps_on_a_cpu_need_no_preparation(llama):
+    assert not make_executor(llama.folder).prepare()
 
 
 def test_a_readmitted_request_goes_on_as_if_it_had_stayed(llama):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from octavo.executor import threads
-from octavo.executor.threads import MEASURED_ROWS, StepThreads, measure_threads
+from octavo.executor.threads import MAX_TRIED_TOKENS, NUM_PAIRS, TRUST_S, StepThreads
 
 
 @pytest.fixture
@@ -17,70 +17,88 @@ def torch_threads(monkeypatch):
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    """A clock that moves when it is told to."""
+def compute(torch_threads, monkeypatch):
+    """Returns a function that computes steps and returns how many threads each had.
+
+    One thread takes a second for a step, two ``two_s``.
+    """
     now = [0.0]
     monkeypatch.setattr(threads.time, "perf_counter", lambda: now[0])
-    return now
+
+    def compute(step_threads, num_steps, *, num_tokens, two_s):
+        had = []
+        for _ in range(num_steps):
+            with step_threads.use(num_tokens):
+                had.append(torch.get_num_threads())
+                now[0] += 1.0 if had[-1] == 1 else two_s
+            assert torch.get_num_threads() == 2, "a step gives its threads back"
+        return had
+
+    return compute
 
 
-def test_a_step_has_its_threads_and_gives_them_back(torch_threads):
-    chosen = StepThreads(num_threads=2, min_tokens=16)
-    for num_tokens, expected in ((15, 1), (16, 2)):
-        with chosen.use(num_tokens):
-            assert torch.get_num_threads() == expected
-        assert torch.get_num_threads() == 2
+def test_one_thread_and_all_take_turns_until_it_is_known_which_is_faster(compute):
+    chosen = StepThreads()
+    assert compute(chosen, 2 * NUM_PAIRS, num_tokens=4, two_s=0.5) == [1, 2] * NUM_PAIRS
+    assert compute(chosen, 3, num_tokens=4, two_s=0.5) == [2, 2, 2]
 
 
-def test_a_step_that_fails_gives_them_back_too(torch_threads):
-    with pytest.raises(RuntimeError, match="out"), StepThreads(2, 16).use(1):
+@pytest.mark.parametrize(("two_s", "expected"), [(0.5, 2), (0.9, 2), (0.95, 1), (8.0, 1)])
+def test_all_threads_compute_where_they_gain(compute, two_s, expected):
+    chosen = StepThreads()
+    *_, last = compute(chosen, 2 * NUM_PAIRS + 1, num_tokens=16, two_s=two_s)
+    assert last == expected
+
+
+def test_steps_of_similar_sizes_share_what_was_found(compute):
+    chosen = StepThreads()
+    compute(chosen, 2 * NUM_PAIRS, num_tokens=8, two_s=0.5)
+    assert compute(chosen, 2, num_tokens=15, two_s=0.5) == [2, 2]
+    assert compute(chosen, 2, num_tokens=16, two_s=0.5) == [1, 2]
+
+
+def test_what_was_found_is_tried_again_later(compute):
+    """Another process has come, or gone."""
+    chosen = StepThreads()
+    compute(chosen, 2 * NUM_PAIRS, num_tokens=1, two_s=8.0)
+    assert compute(chosen, int(TRUST_S), num_tokens=1, two_s=0.5) == [1] * int(TRUST_S)
+    compute(chosen, 2 * NUM_PAIRS, num_tokens=1, two_s=0.5)
+    assert compute(chosen, 1, num_tokens=1, two_s=0.5) == [2]
+
+
+def test_a_core_that_is_away_for_a_while_decides_nothing(compute):
+    chosen = StepThreads()
+    num_slow = NUM_PAIRS // 2
+    compute(chosen, 2 * num_slow, num_tokens=1, two_s=8.0)
+    compute(chosen, 2 * (NUM_PAIRS - num_slow), num_tokens=1, two_s=0.5)
+    assert compute(chosen, 1, num_tokens=1, two_s=0.5) == [2]
+
+
+def test_long_steps_and_empty_ones_have_all_threads(compute):
+    chosen = StepThreads()
+    assert compute(chosen, 2, num_tokens=MAX_TRIED_TOKENS + 1, two_s=8.0) == [2, 2]
+    assert compute(chosen, 2, num_tokens=0, two_s=8.0) == [2, 2]
+
+
+def test_where_there_is_one_thread_nothing_is_tried(torch_threads):
+    torch_threads.append(1)
+    with StepThreads().use(1):
+        assert torch_threads == [2, 1]
+
+
+def test_a_step_that_fails_gives_its_threads_back_and_is_not_counted(compute):
+    chosen = StepThreads()
+    with pytest.raises(RuntimeError, match="out"), chosen.use(1):
         raise RuntimeError("out")
-    assert torch.get_num_threads() == 2
+    assert compute(chosen, 2, num_tokens=1, two_s=0.5) == [1, 2]
 
 
-@pytest.mark.parametrize("first", [*MEASURED_ROWS, None])
-def test_the_second_thread_comes_where_it_gains(first, torch_threads, clock):
-    def run(num_rows):
-        gains = torch.get_num_threads() == 2 and first is not None and num_rows >= first
-        clock[0] += 0.5 if gains else 1.0
-
-    *_, found = measure_threads(run)
-    assert found == StepThreads(2, first or MEASURED_ROWS[-1] + 1)
-    assert torch.get_num_threads() == 2
-
-
-def test_a_core_that_is_away_for_a_while_is_waited_for(torch_threads, clock):
-    runs = []
-
-    def run(num_rows):
-        runs.append(num_rows)
-        clock[0] += 0.5 if torch.get_num_threads() == 2 and len(runs) > 12 else 1.0
-
-    *_, found = measure_threads(run)
-    assert found == StepThreads(2, MEASURED_ROWS[0])
-    assert len(runs) == 14, "it stops when it knows"
-
-
-def test_one_thread_needs_no_measurement(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    (found,) = measure_threads(None)
-    assert found.num_threads == 1
-
-
-def test_a_measurement_can_be_interrupted_after_every_run(torch_threads):
-    runs = []
-    for measured, found in enumerate(measure_threads(runs.append), start=1):
-        assert torch.get_num_threads() == 2
-        assert len(runs) == measured or found
-
-
-@pytest.mark.parametrize(
-    ("chosen", "text"),
-    [
-        (StepThreads(1, 17), "threads of a step: 1"),
-        (StepThreads(2, 1), "threads of a step: 2"),
-        (StepThreads(2, 17), "threads of a step: 2, 1 for fewer than 17 tokens"),
-    ],
-)
-def test_the_log_says_it_in_words(chosen, text):
-    assert str(chosen) == text
+def test_the_log_says_what_was_found_once(compute, caplog):
+    caplog.set_level("INFO")
+    chosen = StepThreads()
+    for two_s in (0.5, 0.5, 8.0):
+        compute(chosen, 2 * NUM_PAIRS + int(TRUST_S / min(two_s, 1)), num_tokens=5, two_s=two_s)
+    assert caplog.messages == [
+        "threads of steps of 4 to 7 tokens: all",
+        "threads of steps of 4 to 7 tokens: one",
+    ]
