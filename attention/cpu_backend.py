@@ -17,8 +17,10 @@ from torch import Tensor
 from octavo.attention.backend import AttentionInputs, AttentionLayer, KVCacheSpec
 from octavo.attention.tiles import Prompt, Tile, find_tiles
 
-MAX_TILE_BYTES = 2**21
-"""Keys and values that several rows gather together: they fit in a core's cache."""
+MAX_TILE_BYTES = 2**23
+"""Keys and values that several rows gather together: they fit in the cache that cores share."""
+MAX_SUMMED_TOKENS = 1_000
+"""So many tokens a single row attends to by sums; more are faster gathered."""
 
 
 @dataclass(slots=True)
@@ -182,7 +184,7 @@ class CpuAttention:
         bias, num_rows = tile.bias, tile.num_rows
         ops = self._ops.attend_tile if len(tile.tokens) == num_rows else {}
         if len(tile.tokens) == 1:
-            ops = self._ops.attend_row
+            ops = self._ops.attend_row if len(tile.slots) <= MAX_SUMMED_TOKENS else {}
         elif bias is None and ops:  # compiled code adds one in any case
             bias = torch.zeros(num_rows, 1, 1, len(tile.slots) // num_rows)
         return _TileWork(

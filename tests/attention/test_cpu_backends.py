@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.attention import cpu_backend
 from octavo.attention.backend import AttentionInputs, AttentionLayer, KVCacheSpec
 from octavo.attention.cpu_backend import CpuBackend
 from octavo.attention.reference import ReferenceBackend
@@ -294,6 +295,19 @@ def test_operations_that_may_be_compiled_attend_alike(dtype, norm, window):
     assert calls.count("turn_and_store") == 3 * is_used
     assert calls.count("attend_tile") == 2 * is_used
     assert calls.count("attend_row") == (2 if window is None else 1) * is_used, "a chunk has none"
+
+
+@pytest.mark.parametrize(("length", "is_summed"), [(19, True), (20, False)])
+def test_a_single_row_attends_by_sums_as_long_as_they_are_faster(monkeypatch, length, is_summed):
+    monkeypatch.setattr(cpu_backend, "MAX_SUMMED_TOKENS", 20)
+    layer, calls = make_layer(), []
+    pool = Pool(layer)
+    pool.attend({0: make_qkv(layer, length)})
+    if isinstance(pool.backend, CpuBackend):
+        row = partial(attend_row, num_kv_heads=layer.num_kv_heads, scale=layer.scale)
+        pool.backend.ops.attend_row[torch.float32] = note(calls, "attend_row", row)
+        pool.attend({0: make_qkv(layer, 1)})
+        assert len(calls) == is_summed
 
 
 def note(calls, name, function):
