@@ -67,6 +67,18 @@ class LogprobReadback:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """Tokens of a row whose logits are compared with the prompt's next tokens."""
+
+    index: int
+    """Index into ``Step.rows``."""
+    first_token: int
+    """Index into the flat batch."""
+    targets: Tensor  # (num_tokens,) int32: the prompt token after each
+    num_logprobs: int
+
+
+@dataclass(frozen=True, slots=True)
 class PromptLogprobReadback:
     """The log-probabilities of the prompt tokens that follow those of one chunk."""
 
@@ -74,16 +86,15 @@ class PromptLogprobReadback:
     slices: tuple[HostLogprobs, ...]
 
     @classmethod
-    def launch(
-        cls, model: CausalLM, hidden: Tensor, targets: Tensor, count: int
-    ) -> "PromptLogprobReadback":
-        """Compute them from hidden states, (num_tokens, hidden_size), one for each target."""
+    def launch(cls, model: CausalLM, hidden: Tensor, chunk: PromptChunk) -> "PromptLogprobReadback":
+        """Compute them from the hidden states of the flat batch, (num_tokens, hidden_size)."""
         slices = []
         num_top = 0
-        for begin in range(0, len(targets), MAX_LOGIT_ROWS):
+        hidden = hidden[chunk.first_token :][: len(chunk.targets)]
+        for begin in range(0, len(hidden), MAX_LOGIT_ROWS):
             logits = model.compute_logits(hidden[begin : begin + MAX_LOGIT_ROWS])
-            num_top = _num_top(count, logits)
-            part = targets[begin : begin + MAX_LOGIT_ROWS].contiguous()
+            num_top = _num_top(chunk.num_logprobs, logits)
+            part = chunk.targets[begin : begin + MAX_LOGIT_ROWS].contiguous()
             slices.append(HostLogprobs.fetch(compute_logprobs(logits, part, num_top=num_top)))
         return cls(num_top, tuple(slices))
 

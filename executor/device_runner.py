@@ -5,8 +5,8 @@ one upload, two graphs and one read-back; others launch the same kernels singly.
 waits for the device, except for a staging slot that is still being copied and for results.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ import torch
 from octavo.attention.backend import AttentionBackend
 from octavo.attention.ops.dependent_launch import MAX_ROWS
 from octavo.executor.compile_ahead import StartCompiler
-from octavo.executor.device_logprobs import LogprobReadback, PromptLogprobReadback
+from octavo.executor.device_logprobs import LogprobReadback, PromptChunk, PromptLogprobReadback
 from octavo.executor.device_rows import DeviceRows
 from octavo.executor.graphs import EAGER_SIZES, EditScratch, StepGraphs
 from octavo.executor.logprobs import MAX_LOGIT_ROWS
@@ -149,7 +149,7 @@ class DeviceRunner:
 
     def profile(self, *, num_tokens: int) -> None:
         """Run the largest step without writing anything, for its memory."""
-        shape = StepShape.padded(self.info.num_rows, num_tokens)
+        shape = replace(StepShape.padded(self.info.num_rows, num_tokens), wants_all=True)
         with launching_on(self._stream):
             self._step_uploads.send_padding(shape)
             batch = self._create_batch(shape.num_rows, shape.num_tokens)
@@ -167,11 +167,11 @@ class DeviceRunner:
             if not len(step.rows):
                 return LaunchedStep(step, None, None, {}).wait
             rows = step.rows.tolist()
-            program = self._run(step, rows)
-            logprobs, prompt_logprobs = None, {}
-            if not self._reporting.isdisjoint(rows):
-                logprobs = self._find_logprobs(step, program)
-                prompt_logprobs = self._find_prompt_logprobs(step, program)
+            is_reported = not self._reporting.isdisjoint(rows)
+            chunks = list(self._find_prompt_chunks(step)) if is_reported else []
+            program = self._run(step, rows, wants_all=bool(chunks))
+            logprobs = self._find_logprobs(step, program) if is_reported else None
+            prompt_logprobs = self._find_prompt_logprobs(chunks, program)
             readback = self._readbacks.fetch()
             return LaunchedStep(step, readback, logprobs, prompt_logprobs).wait
 
@@ -190,11 +190,11 @@ class DeviceRunner:
         for copy in step.copies:
             self._state.backend.copy_block(copy.source, copy.target)
 
-    def _run(self, step: Step, rows: list[int]) -> StepProgram:
+    def _run(self, step: Step, rows: list[int], *, wants_all: bool) -> StepProgram:
         has_edits = not self._row_uploads.edited.isdisjoint(rows)
         num_tokens = int(step.num_tokens.sum())
         graph_shape = self.graphs.find_shape(len(rows), num_tokens, num_sampled=step.num_sampled)
-        if graph_shape is not None:
+        if graph_shape is not None and not wants_all:
             self._step_uploads.send(step, graph_shape)
             return self.graphs.run(graph_shape, has_edits=has_edits)
         shape = StepShape(
@@ -203,6 +203,7 @@ class DeviceRunner:
             num_sampled=step.num_sampled,
             max_row_tokens=int(step.num_tokens.max()),
             num_ranges=len(step.new_blocks),
+            wants_all=wants_all,
         )
         self._step_uploads.send(step, shape)
         batch = self._create_batch(shape.num_rows, shape.num_tokens)
@@ -235,10 +236,7 @@ class DeviceRunner:
         assert program.logits is not None
         return LogprobReadback.launch(program.logits, self._results[0], wanted)
 
-    def _find_prompt_logprobs(
-        self, step: Step, program: StepProgram
-    ) -> dict[int, PromptLogprobReadback]:
-        found: dict[int, PromptLogprobReadback] = {}
+    def _find_prompt_chunks(self, step: Step) -> Iterator[PromptChunk]:
         first_token = 0
         for index, (row, count) in enumerate(zip(step.rows, step.num_tokens, strict=True)):
             request = self._requests[int(row)]
@@ -246,14 +244,19 @@ class DeviceRunner:
             begin = int(step.num_computed_tokens[index])
             end = min(begin + int(count), request.num_prompt_tokens - 1)
             if num_logprobs is not None and begin < end:
-                assert program.hidden is not None
-                found[index] = PromptLogprobReadback.launch(
-                    self._state.model,
-                    program.hidden[first_token : first_token + end - begin],
-                    self._rows.token_ids[int(row), begin + 1 : end + 1],
-                    num_logprobs,
-                )
+                targets = self._rows.token_ids[int(row), begin + 1 : end + 1]
+                yield PromptChunk(index, first_token, targets, num_logprobs)
             first_token += int(count)
+
+    def _find_prompt_logprobs(
+        self, chunks: Sequence[PromptChunk], program: StepProgram
+    ) -> dict[int, PromptLogprobReadback]:
+        found = {}
+        for chunk in chunks:
+            assert program.hidden is not None
+            found[chunk.index] = PromptLogprobReadback.launch(
+                self._state.model, program.hidden, chunk
+            )
         return found
 
 

@@ -22,6 +22,14 @@ class InputBatch:
     sampled_tokens: Tensor  # (num_sampled,) index into the flat batch of the row's last token
     prompt_spans: tuple["PromptSpan", ...]
 
+    @property
+    def wanted(self) -> Tensor | None:
+        """Tokens, at least one, whose hidden states are needed; None is all."""
+        num_sampled = len(self.sampled_tokens)
+        if self.prompt_spans or num_sampled == len(self.input_ids):
+            return None
+        return self.sampled_tokens if num_sampled else self.sampled_tokens.new_zeros(1)
+
 
 @dataclass(frozen=True, slots=True)
 class PromptSpan:

@@ -23,8 +23,12 @@ logger = logging.getLogger(__name__)
 class Network(Protocol):
     """What a runner needs of a network."""
 
-    def __call__(self, input_ids: Tensor, attention: Attention) -> Tensor:
-        """Map (num_tokens,) ids to normalised hidden states, (num_tokens, hidden_size)."""
+    def __call__(
+        self, input_ids: Tensor, attention: Attention, wanted: Tensor | None = None
+    ) -> Tensor:
+        """Map (num_tokens,) ids to normalised hidden states, (num_tokens or n, hidden_size), of all
+        tokens or of ``wanted``, (n,) indices, at least one.
+        """
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Map (n, hidden_size) to (n, vocab_size) in the network's type."""
@@ -83,7 +87,8 @@ class ModelRunner:
         if not len(step.rows):
             return StepResult(step.step_id, np.empty(0, dtype=np.int32))
         batch = gather_inputs(self._rows, step, block_size=self.info.block_size)
-        hidden = self._model(batch.input_ids, self._backend.bind(batch.attention))
+        attention = self._backend.bind(batch.attention)
+        hidden = self._model(batch.input_ids, attention, batch.wanted)
         samples = self._sample(batch, hidden)
         sampled = np.flatnonzero(step.sample)
         errors = {int(sampled[index]): message for index, message in samples.errors.items()}
@@ -101,7 +106,9 @@ class ModelRunner:
         """Sample a token for each row that is due and append it to the row."""
         if not len(batch.sampled_rows):
             return Samples(np.empty(0, dtype=np.int32))
-        logits = self._model.compute_logits(hidden.index_select(0, batch.sampled_tokens))
+        if batch.wanted is None:
+            hidden = hidden.index_select(0, batch.sampled_tokens)
+        logits = self._model.compute_logits(hidden)
         samples = sample(logits, self._rows, batch.sampled_rows)
         self._rows.append(batch.sampled_rows, samples.token_ids)
         return samples

@@ -30,6 +30,8 @@ class StepShape:
     num_sampled: int
     max_row_tokens: int
     num_ranges: int
+    wants_all: bool = False
+    """Hidden states of all tokens are wanted, not only of those behind which one is sampled."""
 
     @classmethod
     def padded(cls, num_rows: int, num_tokens: int) -> "StepShape":
@@ -77,7 +79,7 @@ class StepProgram:
     def __init__(self, state: DeviceState, shape: StepShape, batch: DeviceBatch) -> None:
         self.shape = shape
         self.batch = batch
-        self.hidden: Tensor | None = None  # (num_tokens, hidden_size), after forward
+        self.hidden: Tensor | None = None  # (num_tokens or num_sampled, hidden_size), after forward
         self.logits: Tensor | None = None  # (num_sampled, vocab_size), after forward
         self._state = state
 
@@ -96,13 +98,14 @@ class StepProgram:
             max_row_tokens=shape.max_row_tokens,
         )
         attention = state.backend.bind(self.batch.attention)
-        self.hidden = state.model(self.batch.input_ids, attention)
+        sampled = self.batch.sampled_tokens[: max(1, shape.num_sampled)]
+        wanted = None if shape.is_decode or shape.wants_all else sampled
+        hidden = self.hidden = state.model(self.batch.input_ids, attention, wanted)
         if shape.num_sampled == 0:
             return
-        sampled = self.hidden
-        if not shape.is_decode:
-            sampled = sampled.index_select(0, self.batch.sampled_tokens[: shape.num_sampled])
-        self.logits = state.model.compute_logits(sampled)
+        if shape.wants_all:
+            hidden = hidden.index_select(0, sampled)
+        self.logits = state.model.compute_logits(hidden)
 
     def sample(self, edited: Tensor | None) -> None:
         """Sample from the logits into the workspace and the rows; edits need scratch."""

@@ -51,11 +51,19 @@ class CausalLM(nn.Module):
             )
         )
 
-    def forward(self, input_ids: Tensor, attention: Attention) -> Tensor:
-        """Map (num_tokens,) ids to normalised hidden states, (num_tokens, hidden_size)."""
+    def forward(
+        self, input_ids: Tensor, attention: Attention, wanted: Tensor | None = None
+    ) -> Tensor:
+        """Map (num_tokens,) ids to normalised hidden states, (num_tokens, hidden_size).
+
+        Of ``wanted``, (n,) indices of tokens, they are (n, hidden_size): behind the attention of
+        the last layer nothing is computed of other tokens. n is at least 1.
+        """
         x, residual = self._norms[0](self.embed_tokens(input_ids), None)
-        for layer, next_norm in zip(self.layers, self._norms[1:], strict=True):
-            x, residual = layer(x, residual, attention, next_norm)
+        last = len(self.layers) - 1
+        for index, (layer, next_norm) in enumerate(zip(self.layers, self._norms[1:], strict=True)):
+            kept = wanted if index == last else None
+            x, residual = layer(x, residual, attention, next_norm, kept)
         hidden: Tensor = x.apply() if isinstance(x, Normed) else x
         return hidden
 

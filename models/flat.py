@@ -71,18 +71,25 @@ class FlatNetwork:
         inputs = [weight.new_zeros(num_rows, len(weight)) for num_rows in (1, MANY_ROWS)]
         return list(dict.fromkeys(self._layers[0].qkv(x).dtype for x in inputs))
 
-    def __call__(self, input_ids: Tensor, attention: Attention) -> Tensor:
-        """Map (num_tokens,) ids to normalised hidden states, (num_tokens, hidden_size)."""
+    def __call__(
+        self, input_ids: Tensor, attention: Attention, wanted: Tensor | None = None
+    ) -> Tensor:
+        """Map (num_tokens,) ids to normalised hidden states, (num_tokens or n, hidden_size), of all
+        tokens or of ``wanted``, (n,) indices, at least one.
+        """
         total = self._embed(input_ids)
         x = self._first_norm(total)
         if isinstance(attention, CpuAttention) and attention.stores_all:
-            for max_rows, compute in self._fused.items():
-                if len(x) <= max_rows:
-                    return compute(x, total, attention)
+            num_wanted = len(x) if wanted is None else len(wanted)
+            compute, last = self._find_fused(len(x)), self._find_fused(num_wanted)
+            if compute is not None and last is not None:
+                return compute(x, total, attention, wanted, last)
         for layer in self._layers:
-            qkv = layer.qkv(x)
-            ops = self._ops.get(qkv.dtype, PLAIN)
-            x = layer.output(attention(layer.attention, qkv))
+            x = attention(layer.attention, layer.qkv(x))
+            if wanted is not None and layer.next_norm is None:
+                x, total = x.index_select(0, wanted), total.index_select(0, wanted)
+            x = layer.output(x)
+            ops = self._ops.get(x.dtype, PLAIN)
             x = ops.add_norm(total, x, layer.mlp_norm)
             x = layer.down(ops.silu_mul(layer.gate_up(x)))
             if layer.next_norm is not None:
@@ -93,6 +100,10 @@ class FlatNetwork:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Map (n, hidden_size) to (n, vocab_size) in the model's type."""
         return self.network.compute_logits(hidden)
+
+    def _find_fused(self, num_rows: int) -> FusedLayers | None:
+        fitting = (fused for max_rows, fused in self._fused.items() if num_rows <= max_rows)
+        return next(fitting, None)
 
 
 class FlatNorm:

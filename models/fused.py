@@ -36,16 +36,34 @@ class FusedLayers:
             for layer, norm in zip(layers, next_norms, strict=True)
         ]
 
-    def __call__(self, x: Tensor, residual: Tensor, attention: CpuAttention) -> Tensor:
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        attention: CpuAttention,
+        wanted: Tensor | None,
+        last: "FusedLayers",
+    ) -> Tensor:
         """Map the first layer's normalised inputs to the normalised hidden states.
 
-        Both are (num_tokens, hidden_size), as is the residual stream, which is added to.
+        Both are (num_tokens, hidden_size), as is the residual stream, which is added to. Of
+        ``wanted``, (n,) indices of tokens, the hidden states are (n, hidden_size); ``last`` are
+        the layers for so many rows, which finish.
         """
-        project, finish = self._ops.project, self._ops.finish
-        for layer, qkv, others in self._layers:
-            heads = project(x, *qkv, *attention.find_place(layer))
-            x = finish(attention.attend(layer, heads), residual, *others)
-        return x
+        final = len(self._layers) - 1
+        for index, (layer, qkv, others) in enumerate(self._layers):
+            heads = self._ops.project(x, *qkv, *attention.find_place(layer))
+            heads = attention.attend(layer, heads)
+            if index < final:
+                x = self._ops.finish(heads, residual, *others)
+        if wanted is not None:
+            heads, residual = heads.index_select(0, wanted), residual.index_select(0, wanted)
+        return last.finish(heads, residual)
+
+    def finish(self, heads: Tensor, residual: Tensor) -> Tensor:
+        """Do what follows the attention of the last layer, (num_rows, num_heads * head_dim)."""
+        _, _, others = self._layers[-1]
+        return self._ops.finish(heads, residual, *others)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,10 +70,21 @@ class SelfAttention(nn.Module):
         )
 
     def forward(
-        self, x: Tensor | Normed, residual: Tensor, attention: Attention, norm: RMSNorm
+        self,
+        x: Tensor | Normed,
+        residual: Tensor,
+        attention: Attention,
+        norm: RMSNorm,
+        wanted: Tensor | None,
     ) -> tuple[Tensor | Normed, Tensor]:
-        """Add to the residual stream, (num_tokens, hidden_size); return it normalised, and it."""
-        return self.o_proj.add_norm(attention(self.layer, self.qkv_proj(x)), residual, norm)
+        """Add to the residual stream, (num_tokens, hidden_size); return it normalised, and it.
+
+        Of ``wanted``, (n,) indices of tokens, both are (n, hidden_size).
+        """
+        heads = attention(self.layer, self.qkv_proj(x))
+        if wanted is not None:
+            heads, residual = heads.index_select(0, wanted), residual.index_select(0, wanted)
+        return self.o_proj.add_norm(heads, residual, norm)
 
     def checkpoint_tensors(self, name: str) -> Iterator[CheckpointTensor]:
         """Name the four projections and the head norms."""

@@ -28,10 +28,18 @@ class DecoderLayer(nn.Module):
         self.mlp = mlp
 
     def forward(
-        self, x: Tensor | Normed, residual: Tensor, attention: Attention, next_norm: RMSNorm
+        self,
+        x: Tensor | Normed,
+        residual: Tensor,
+        attention: Attention,
+        next_norm: RMSNorm,
+        wanted: Tensor | None = None,
     ) -> tuple[Tensor | Normed, Tensor]:
-        """Map the normalised stream and the stream, (num_tokens, hidden_size), to the same."""
-        x, residual = self.self_attn(x, residual, attention, self.post_attention_layernorm)
+        """Map the normalised stream and the stream, (num_tokens, hidden_size), to the same.
+
+        Of ``wanted``, (n,) indices of tokens, they are (n, hidden_size).
+        """
+        x, residual = self.self_attn(x, residual, attention, self.post_attention_layernorm, wanted)
         next_pair: tuple[Tensor | Normed, Tensor] = self.mlp(x, residual, next_norm)
         return next_pair
 

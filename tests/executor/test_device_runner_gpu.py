@@ -153,6 +153,30 @@ def test_padding_rows_leave_the_last_block_alone(tiny_spm, num_requests):
     assert outputs[0] == outputs[1]
 
 
+def test_prompt_logprobs_beside_graphs_are_those_of_single_launches(tiny_spm):
+    """A graph keeps the hidden states of sampled tokens alone."""
+    found = []
+    for settings in ({"enforce_eager": True}, {}):
+        executor = make_executor(tiny_spm, max_model_len=128, **settings)
+        while executor.prepare():
+            pass
+        hand = ByHand(executor)
+        hand.admit(0, range(10, 30))
+        hand.step({0: 20})
+        request = hand.admit(1, range(40, 90), num_prompt_logprobs=1)
+        for count in (20, 29, 1):
+            hand.step({0: 1, 1: count})
+        other = hand.admit(2, range(60, 80))
+        hand.step({0: 1, 1: 1, 2: 20})
+        hand.finish()
+        assert len(request.prompt_logprobs) == 49
+        ids = [entry.ids.tolist() for entry in request.prompt_logprobs]
+        values = np.concatenate([entry.logprobs for entry in request.prompt_logprobs])
+        found.append((ids, request.outputs, other.outputs, values))
+    assert found[0][:3] == found[1][:3]
+    np.testing.assert_allclose(found[0][3], found[1][3], atol=1e-4)
+
+
 def test_graphs_of_8_bits_give_the_tokens_of_single_launches(tiny_spm):
     outputs = []
     for settings in ({"enforce_eager": True}, {"cuda_graph_sizes": [4, 8]}):

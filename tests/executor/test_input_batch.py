@@ -54,6 +54,20 @@ def test_slots_are_counted_in_64_bits():
     assert batch.attention.slot_mapping.tolist() == [2**36]
 
 
+def test_states_are_wanted_of_the_tokens_behind_which_one_is_sampled_or_of_all():
+    asking = make_row(1, token_ids=range(10), num_prompt=6, num_prompt_logprobs=3)
+    rows = make_rows(make_row(0, token_ids=range(5)), asking)
+    wanted = {
+        ((0, 5, 0, True), (1, 1, 6, False)): [4],
+        ((0, 2, 0, False),): [0],  # at least one
+        ((0, 1, 4, True), (1, 1, 9, True)): None,
+        ((0, 5, 0, True), (1, 4, 0, False)): None,  # prompt log-probabilities
+    }
+    for scheduled, expected in wanted.items():
+        found = gather_inputs(rows, make_step(0, list(scheduled)), block_size=4).wanted
+        assert (None if found is None else found.tolist()) == expected
+
+
 def test_prompt_spans_stop_before_the_prompts_last_token():
     asking = make_row(1, token_ids=range(10), num_prompt=6, num_prompt_logprobs=3)
     rows = make_rows(make_row(0, token_ids=range(5)), asking)

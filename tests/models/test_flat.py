@@ -43,6 +43,10 @@ def test_it_computes_the_same(name, dtype, is_packed, tmp_path):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     else:
         assert torch.equal(found, expected)
+    wanted = torch.tensor([5, 2])
+    found, expected = flat(IDS, attend, wanted), flat(IDS, attend)[wanted]
+    accuracy = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    torch.testing.assert_close(found, expected, atol=accuracy, rtol=accuracy)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -73,8 +77,8 @@ def fused(tiny_spm):
     config, layer = model.config, model.layers[0].self_attn.layer
     sizes = {"num_heads": layer.num_heads, "num_kv_heads": layer.num_kv_heads, "eps": 1e-6}
     for name, max_rows in (("few", 2), ("more", MAX_ROWS)):
-        project = note(calls, name, partial(small_ops.project_int4, **sizes))
-        finish = partial(small_ops.finish_int4, eps=config.norm_eps)
+        project = partial(small_ops.project_int4, **sizes)
+        finish = note(calls, name, partial(small_ops.finish_int4, eps=config.norm_eps))
         flat.fuse(FusedOps(project, finish, with_tiles=False), max_rows=max_rows)
     return plain, flat, calls
 
@@ -90,6 +94,20 @@ def test_fused_layers_compute_the_same(num_rows, name, fused):
     assert (found[1] - found[0]).norm() < 0.02 * found[0].norm()
     assert calls == ([] if name is None else [name] * len(flat.attention_layers))
     assert found[1].dtype == torch.float32
+
+
+@pytest.mark.parametrize("wanted", [[2], [0, 2, 1]], ids=len)
+def test_fused_layers_finish_as_many_rows_as_are_wanted(wanted, fused):
+    _, flat, calls = fused
+    backend = CpuBackend(flat.network.kv_cache_spec(16), 3, dtype=torch.bfloat16)
+    ids = torch.arange(3)
+    expected = flat(ids, backend.bind(make_inputs(3)))[wanted]
+    calls.clear()
+    found = flat(ids, backend.bind(make_inputs(3)), torch.tensor(wanted))
+    assert (found - expected).norm() < 0.02 * expected.norm()
+    *before, last = calls
+    assert set(before) == {"more"}
+    assert last == ("few" if len(wanted) == 1 else "more")
 
 
 def test_layers_are_not_fused_around_other_attention_or_padding(fused):

@@ -9,7 +9,7 @@ from octavo.models.ops import linear
 from octavo.models.ops.gemv import gemv
 from octavo.models.ops.norm import Product
 from tests.checkpoints import build_random_model, tiny_config
-from tests.models.oracle import compute_logits, load, source_of
+from tests.models.oracle import compute_logits, dense_attention, load, source_of
 
 IDS = torch.arange(3, 43) * 7 % 345
 LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
@@ -66,6 +66,23 @@ def test_network_computes_the_logits_of_transformers(name, tmp_path):
     torch.testing.assert_close(
         compute_logits(load(source_of(tmp_path)), IDS), expected, atol=1e-4, rtol=1e-4
     )
+
+
+@pytest.mark.parametrize("wanted", [[39], [5, 39, 0, 0], list(range(40))], ids=len)
+@pytest.mark.parametrize("name", ["tiny_spm", "tiny_tied"])
+def test_states_of_wanted_tokens_are_those_among_all(name, wanted, request):
+    model = load(source_of(request.getfixturevalue(name)))
+    found = model(IDS, dense_attention, torch.tensor(wanted))
+    torch.testing.assert_close(found, model(IDS, dense_attention)[wanted], atol=1e-5, rtol=1e-5)
+
+
+def test_the_last_layer_computes_only_wanted_tokens_behind_its_attention(tiny_spm):
+    model = load(source_of(tiny_spm))
+    rows = []
+    for layer in model.layers:
+        layer.mlp.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    model(IDS, dense_attention, torch.tensor([39]))
+    assert rows == [40] * (len(model.layers) - 1) + [1]
 
 
 @pytest.mark.parametrize("name", ["tiny_spm", "tiny_tied"])
