@@ -48,7 +48,6 @@ class CountedGraphs:
         for shape in shapes:
             if is_idle or (shape.is_decode and shape.num_rows in EAGER_SIZES):
                 self._graphs.run(shape, has_edits=False, is_idle=True)
-                self._graphs.run(shape, has_edits=False, is_idle=True)
         self.num_single = self.num_padded = 0
 
     @property

@@ -127,15 +127,14 @@ class DeviceRunner:
             for shape in decode:
                 if shape.num_rows in EAGER_SIZES:
                     self._step_uploads.send_padding(shape)
-                    self.graphs.run(shape, has_edits=False)
-                    self.graphs.run(shape, has_edits=False)  # captures
+                    self.graphs.run(shape, has_edits=False, is_idle=True)
             for shape in decode[:1]:
                 self._step_uploads.send_padding(shape)
                 self.graphs.run(shape, has_edits=True)
         torch.cuda.synchronize(self._device)
 
     def prepare(self) -> bool:
-        """Launch one more shape of step without a row, which captures it the second time."""
+        """Capture one more shape of step, without a row."""
         shape = self.graphs.find_uncaptured()
         if shape is None:
             return False

@@ -1,10 +1,10 @@
 """CUDA graphs of steps: two for each shape, *forward* and *sample*.
 
-A graph is captured before the engine is ready or, for shapes that only some loads use, between two
-steps, once its kernels have been launched singly: decode steps the second time, steps with prompts
-when that has cost as much as a capture. A step whose shape has no graph yet is padded to a larger
-one that has, until such padding has cost as much, too. All graphs share one memory pool: they run
-one after the other on one stream, and what a graph leaves behind is used before the next one runs.
+A graph is captured before the engine is ready or, for shapes that only some loads use, when a step
+is the first of its shape. Until the lack of a graph has cost as much as its capture, a step is
+padded to a larger shape that has one, or, with prompts in it, launched kernel by kernel. All graphs
+share one memory pool: they run one after the other on one stream, and what a graph leaves behind is
+used before the next one runs.
 """
 
 import logging
@@ -29,12 +29,12 @@ EAGER_SIZES = (1, 2, 4, 8)
 MIXED_ROWS = (32, 128, 256)
 MIXED_TOKENS = (64, 128, 192, 256, 384, 512, 768, 1024)
 """Shapes of steps in which prompts are computed beside rows that decode."""
-CAPTURE_ROWS = 2_000
-"""Rows of padding that cost as much as a capture: 10 us each (Qwen3-0.6B on an H200; 20 for 8B)
-against 10 ms more for the launch before it and 12 for itself (16 and 25)."""
-MIXED_LAUNCHES = 4
-"""Steps with prompts that are launched singly before they are captured: each costs 5 ms more than
-its graph, a capture 24 (Qwen3-0.6B on an H200)."""
+CAPTURE_ROWS = 1_200
+"""Rows of padding that cost as much as a capture: 10 us each against 12 ms (Qwen3-0.6B on an H200;
+20 us and 16 ms for 8B)."""
+SINGLE_ROWS = 500
+"""As many cost what a step with prompts takes longer if its kernels are launched singly, 5 ms. A
+decode step is captured in the time of its launches."""
 LAYER_BYTES_PER_US = 700e6
 """Of 16-bit weights that one token is multiplied with: 700 TFLOP/s, seen on an H200."""
 LAYER_LAUNCH_US = 200
@@ -84,9 +84,10 @@ class StepGraphs:
         self._mixed = sorted(mixed, key=lambda shape: (shape.num_tokens, shape.num_rows))
         self._create = create
         self._edited = edited
-        self._runs = {shape: ShapeRuns.of(shape) for shape in ordered}
-        self._num_padded: Counter[StepShape] = Counter()
-        """Rows that steps of smaller shapes were padded by to each, since it last was too many."""
+        self._runs = {shape: ShapeRuns(shape) for shape in ordered}
+        self._lost: Counter[StepShape] = Counter()
+        """Rows that steps without a graph have cost, by the shape that they ran as, since it was
+        last worth a capture."""
         self._pool = torch.cuda.graph_pool_handle() if shapes else None
 
     @property
@@ -130,22 +131,25 @@ class StepGraphs:
     def choose(self, shape: StepShape) -> StepShape:
         """Return what a step padded to ``shape`` runs as: that, or a larger shape with a graph."""
         runs = self._runs[shape]
-        is_captured_next = runs.launches_left == 0 and "forward" not in runs.graphs
-        if runs.graphs.get("forward") or is_captured_next:
+        if runs.is_graph:
             return shape
-        larger = self._find_captured(shape)
-        if larger is None or self._is_worth_capturing(shape, larger):
-            return shape
-        return larger
+        found = self._find_captured(shape) or shape
+        if "forward" in runs.graphs:  # it cannot be captured
+            return found
+        self._lost[found] += _count_lost(shape, found)
+        if self._lost[found] <= CAPTURE_ROWS:
+            return found
+        del self._lost[found]
+        runs.is_due = True
+        return shape
 
     def run(self, shape: StepShape, *, has_edits: bool, is_idle: bool = False) -> StepProgram:
         """Launch a step whose upload is on its way; returns its program.
 
-        Of a step for which nobody waits, ``is_idle``, a shape is captured the second time.
+        A step for which nobody waits, ``is_idle``, is captured in any case.
         """
         runs = self._runs[shape]
-        if is_idle:
-            runs.capture_soon()
+        runs.is_due |= is_idle
         program = runs.program = runs.program or self._create(shape)
         edited = self._edited.take() if has_edits else None
         is_graph = self._launch(runs, "forward", program.forward)
@@ -154,7 +158,6 @@ class StepGraphs:
             self._launch(runs, part, lambda: program.sample(edited))
         else:
             program.sample(edited)
-            runs.launched.add(part)
         return program
 
     def _find_captured(self, shape: StepShape) -> StepShape | None:
@@ -168,29 +171,14 @@ class StepGraphs:
         )
         return min(fitting, key=shape.count_padding, default=None)
 
-    def _is_worth_capturing(self, shape: StepShape, larger: StepShape) -> bool:
-        """Count one more step that is padded to a larger shape; True when it was one too many."""
-        if "forward" in self._runs[shape].graphs:
-            return False  # it cannot be captured
-        self._num_padded[larger] += shape.count_padding(larger)
-        if self._num_padded[larger] <= CAPTURE_ROWS:
-            return False
-        del self._num_padded[larger]
-        self._runs[shape].capture_soon()
-        return True
-
     def _launch(self, runs: "ShapeRuns", part: Part, launch: Callable[[], None]) -> bool:
-        """Launch a part, captured if it has run before; returns whether it was a graph."""
-        is_wanted = part in runs.launched and runs.launches_left == 0
-        if is_wanted and part not in runs.graphs:
+        """Launch a part, captured if that is due; returns whether it was a graph."""
+        if runs.is_due and part not in runs.graphs:
             runs.graphs[part] = self._capture(runs.shape, part, launch)
         if graph := runs.graphs.get(part):
             graph.replay()
             return True
         launch()
-        runs.launched.add(part)
-        if part == "forward":
-            runs.launches_left = max(0, runs.launches_left - 1)
         return False
 
     def _capture(
@@ -220,7 +208,8 @@ class StepGraphs:
 
     def _record(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        # Where kernels are launched for the first time, CUDA allocates and loads: relaxed, it may.
+        graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
         try:
             launch()
         finally:  # the stream must leave capture mode, whatever launch raised
@@ -233,22 +222,23 @@ class ShapeRuns:
     """What steps of one shape have left for those that follow."""
 
     shape: StepShape
-    launches_left: int
-    """How often it is launched singly until it is captured."""
     program: StepProgram | None = None
-    launched: set[Part] = field(default_factory=set)
-    """What has been launched singly."""
+    is_due: bool = False
+    """Whether its next step is captured, if that has not been done."""
     graphs: dict[Part, torch.cuda.CUDAGraph | None] = field(default_factory=dict)
     """None where capture failed: it is not tried again."""
 
-    @classmethod
-    def of(cls, shape: StepShape) -> "ShapeRuns":
-        """Return those of a shape that no step has had."""
-        return cls(shape, 1 if shape.is_decode else MIXED_LAUNCHES)
+    @property
+    def is_graph(self) -> bool:
+        """Whether its next step is a graph, or becomes one."""
+        return self.is_due and self.graphs.get("forward", True) is not None
 
-    def capture_soon(self) -> None:
-        """Launch it singly once at the most, which a capture needs."""
-        self.launches_left = 0 if self.launched else 1
+
+def _count_lost(shape: StepShape, found: StepShape) -> int:
+    """Return the rows that a step costs more than its graph, if it runs as ``found``."""
+    if found is not shape:
+        return shape.count_padding(found)
+    return CAPTURE_ROWS + 1 if shape.is_decode else SINGLE_ROWS
 
 
 class EditScratch:

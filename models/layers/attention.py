@@ -75,7 +75,7 @@ class SelfAttention(nn.Module):
         residual: Tensor,
         attention: Attention,
         norm: RMSNorm,
-        wanted: Tensor | None,
+        wanted: Tensor | None = None,
     ) -> tuple[Tensor | Normed, Tensor]:
         """Add to the residual stream, (num_tokens, hidden_size); return it normalised, and it.
 

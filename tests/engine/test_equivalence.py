@@ -146,7 +146,7 @@ def test_greedy_tokens_do_not_depend_on_scheduling(model, device, expected, sett
     ],
 )
 def test_greedy_tokens_do_not_depend_on_graphs(model, expected, settings, captured, monkeypatch):
-    monkeypatch.setattr("octavo.executor.graphs.MIXED_LAUNCHES", 1)
+    monkeypatch.setattr("octavo.executor.graphs.CAPTURE_ROWS", 0)
     core = make_core(model, "cuda", **settings)
     graphs = core._executor._runner.graphs
     messages = [

@@ -7,7 +7,7 @@ import torch
 
 from octavo.executor.graphs import (
     CAPTURE_ROWS,
-    MIXED_LAUNCHES,
+    SINGLE_ROWS,
     StepGraphs,
     default_sizes,
     mixed_shapes,
@@ -55,16 +55,16 @@ class Tape:
     def take(self):
         return "scratch"
 
-    def run(self, graphs, *, has_edits=False, shape=EIGHT, is_idle=False):
-        """Return what one step does."""
+    def step(self, graphs, *, has_edits=False, shape=EIGHT, is_idle=False):
+        """Return what one step does that fits a shape."""
         self.events.clear()
-        graphs.run(shape, has_edits=has_edits, is_idle=is_idle)
+        graphs.run(graphs.choose(shape), has_edits=has_edits, is_idle=is_idle)
         return list(self.events)
 
     def capture(self, graphs, *shapes):
         for shape in shapes:
-            self.run(graphs, shape=shape, is_idle=True)
-            self.run(graphs, shape=shape, is_idle=True)
+            self.events.clear()
+            graphs.run(shape, has_edits=False, is_idle=True)
 
 
 class TapeGraph:
@@ -146,48 +146,49 @@ def test_without_shapes_no_step_has_a_graph():
     assert make_graphs().find_mixed_shape(1, 2) is None
 
 
-def test_a_size_runs_singly_then_is_captured_then_replayed(record):
+CAPTURED = ["capture forward", "replay forward", "capture sample", "replay sample"]
+REPLAYED = ["replay forward", "replay sample"]
+
+
+def test_a_decode_step_is_captured_when_it_first_runs(record):
     tape, graphs = record()
-    assert tape.run(graphs) == ["forward", "sample"]
     assert graphs.captured_shapes == []
-    second = ["capture forward", "replay forward", "capture sample", "replay sample"]
-    assert tape.run(graphs) == second
-    assert tape.run(graphs) == ["replay forward", "replay sample"]
+    assert tape.step(graphs) == CAPTURED
+    assert tape.step(graphs) == REPLAYED
     assert graphs.captured_shapes == [EIGHT]
 
 
-@pytest.mark.parametrize("num_steps", range(MIXED_LAUNCHES + 1))
-def test_steps_with_prompts_are_captured_when_it_pays_or_nobody_waits(record, num_steps):
+def test_steps_with_prompts_are_captured_when_single_launches_have_cost_as_much(record):
+    (shape, *_) = MIXED
+    tape, graphs = record(shapes=MIXED)
+    for _ in range(CAPTURE_ROWS // SINGLE_ROWS):
+        assert tape.step(graphs, shape=shape) == ["forward", "sample"]
+    assert tape.step(graphs, shape=shape) == CAPTURED
+    assert tape.step(graphs, shape=shape) == REPLAYED
+
+
+@pytest.mark.parametrize("num_steps", range(CAPTURE_ROWS // SINGLE_ROWS))
+def test_any_step_is_captured_when_nobody_waits(record, num_steps):
     (shape, *_) = MIXED
     tape, graphs = record(shapes=MIXED)
     for _ in range(num_steps):
-        assert tape.run(graphs, shape=shape) == ["forward", "sample"]
-        assert graphs.choose(shape) is shape
-    captured = ["capture forward", "replay forward", "capture sample", "replay sample"]
-    if num_steps == MIXED_LAUNCHES:
-        assert tape.run(graphs, shape=shape) == captured
-    elif num_steps == 0:
-        assert tape.run(graphs, shape=shape, is_idle=True) == ["forward", "sample"]
-        assert tape.run(graphs, shape=shape) == captured
-    else:
-        assert tape.run(graphs, shape=shape, is_idle=True) == captured
+        tape.step(graphs, shape=shape)
+    assert tape.step(graphs, shape=shape, is_idle=True) == CAPTURED
+    assert tape.step(graphs, shape=shape) == REPLAYED
 
 
-def test_edits_run_singly_before_they_are_captured(record):
+def test_edits_are_captured_when_they_are_first_made(record):
     tape, graphs = record()
-    tape.run(graphs)
-    tape.run(graphs)
-    assert tape.run(graphs, has_edits=True) == ["replay forward", "edit"]
-    assert tape.run(graphs, has_edits=True) == ["replay forward", "capture edit", "replay edit"]
-    assert tape.run(graphs, has_edits=True) == ["replay forward", "replay edit"]
+    tape.step(graphs)
+    assert tape.step(graphs, has_edits=True) == ["replay forward", "capture edit", "replay edit"]
+    assert tape.step(graphs, has_edits=True) == ["replay forward", "replay edit"]
 
 
 def test_a_forward_pass_that_cannot_be_captured_runs_singly_for_ever(record, caplog):
     tape, graphs = record(failing=["forward"])
-    tape.run(graphs)
-    assert tape.run(graphs) == ["capture forward", "forward", "sample"]
-    assert tape.run(graphs) == ["forward", "sample"]
-    assert tape.run(graphs, has_edits=True) == ["forward", "edit"]
+    assert tape.step(graphs) == ["capture forward", "forward", "sample"]
+    assert tape.step(graphs) == ["forward", "sample"]
+    assert tape.step(graphs, has_edits=True) == ["forward", "edit"]
     assert graphs.captured_shapes == []
     (message,) = caplog.messages
     assert message.startswith("cannot capture forward of 8 rows and 8 tokens")
@@ -195,9 +196,8 @@ def test_a_forward_pass_that_cannot_be_captured_runs_singly_for_ever(record, cap
 
 def test_sampling_that_cannot_be_captured_runs_behind_the_graph(record, caplog):
     tape, graphs = record(failing=["sample"])
-    tape.run(graphs)
-    assert tape.run(graphs) == ["capture forward", "replay forward", "capture sample", "sample"]
-    assert tape.run(graphs) == ["replay forward", "sample"]
+    assert tape.step(graphs) == ["capture forward", "replay forward", "capture sample", "sample"]
+    assert tape.step(graphs) == ["replay forward", "sample"]
     (message,) = caplog.messages
     assert message.startswith("cannot capture sample of 8 rows and 8 tokens")
 
@@ -214,7 +214,7 @@ def test_a_shape_without_a_graph_takes_the_captured_one_that_pads_least(record, 
     tape, graphs = record(shapes=[*DECODE, *MIXED])
     smallest, second, third, largest = shapes
     tape.capture(graphs, *(DECODE if shapes is MIXED else MIXED))
-    assert graphs.choose(smallest) is smallest, "those of another kind are no help"
+    assert graphs._find_captured(smallest) is None, "those of another kind are no help"
     tape.capture(graphs, largest)
     assert graphs.choose(smallest) is largest
     tape.capture(graphs, second)
@@ -231,11 +231,7 @@ def test_a_shape_is_captured_when_padding_has_cost_as_much(record, shapes):
     tape.capture(graphs, largest)
     num_padded = CAPTURE_ROWS // eight.count_padding(largest)
     assert [graphs.choose(eight) for _ in range(num_padded)] == [largest] * num_padded
-    assert graphs.choose(sixteen) is sixteen, "whichever is wanted when it is too much"
-    tape.run(graphs, shape=sixteen)
-    assert graphs.choose(eight) is largest, "not captured yet"
-    assert graphs.choose(sixteen) is sixteen
-    tape.run(graphs, shape=sixteen)
+    assert tape.step(graphs, shape=sixteen) == CAPTURED, "whichever is wanted when it is too much"
     assert graphs.captured_shapes == [sixteen, largest]
     assert graphs.choose(eight) is sixteen
 
