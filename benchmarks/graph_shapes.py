@@ -47,7 +47,7 @@ class CountedGraphs:
         self._graphs = StepGraphs(shapes, lambda shape: nothing, edited=edited)
         for shape in shapes:
             if is_idle or (shape.is_decode and shape.num_rows in EAGER_SIZES):
-                self._graphs.run(shape, has_edits=False, is_idle=True)
+                self._graphs.run(shape, has_edits=False)
         self.num_single = self.num_padded = 0
 
     @property

@@ -42,7 +42,7 @@ from octavo.executor.step_program import (
     slice_batch,
 )
 from octavo.executor.step_uploads import StepUploads
-from octavo.executor.streams import create_stream, launching_on
+from octavo.executor.streams import launching_on
 from octavo.models.causal_lm import CausalLM
 from octavo.models.ops import linear_converted, linear_hopper
 
@@ -64,12 +64,13 @@ class DeviceRunner:
         info: ExecutorInfo,
         *,
         device: torch.device,
+        stream: torch.cuda.Stream | None,
         graph_shapes: Sequence[StepShape],
     ) -> None:
         self.info = info
         self._device = device
         self._graph_shapes = graph_shapes
-        self._stream = create_stream(device)
+        self._stream = stream
         capacity = max(MIN_UPLOAD_WORDS, 2 * info.max_model_len + 4 * info.vocab_size)
         self._uploads = UploadRing(capacity, device, self._stream)
         rows = DeviceRows.create(
@@ -127,7 +128,7 @@ class DeviceRunner:
             for shape in decode:
                 if shape.num_rows in EAGER_SIZES:
                     self._step_uploads.send_padding(shape)
-                    self.graphs.run(shape, has_edits=False, is_idle=True)
+                    self.graphs.run(shape, has_edits=False)
             for shape in decode[:1]:
                 self._step_uploads.send_padding(shape)
                 self.graphs.run(shape, has_edits=True)
@@ -141,7 +142,7 @@ class DeviceRunner:
         try:
             with launching_on(self._stream):
                 self._step_uploads.send_padding(shape)
-                self.graphs.run(shape, has_edits=False, is_idle=True)
+                self.graphs.run(shape, has_edits=False)
         except torch.OutOfMemoryError:  # nobody asked for this step: nobody may die of it
             self.graphs.give_up(shape)
         return True

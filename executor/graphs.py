@@ -1,10 +1,9 @@
 """CUDA graphs of steps: two for each shape, *forward* and *sample*.
 
 A graph is captured before the engine is ready or, for shapes that only some loads use, when a step
-is the first of its shape. Until the lack of a graph has cost as much as its capture, a step is
-padded to a larger shape that has one, or, with prompts in it, launched kernel by kernel. All graphs
-share one memory pool: they run one after the other on one stream, and what a graph leaves behind is
-used before the next one runs.
+first needs it. A step whose shape has no graph yet is padded to a larger one that has, until such
+padding has cost as much as a capture. All graphs share one memory pool: they run one after the
+other on one stream, and what a graph leaves behind is used before the next one runs.
 """
 
 import logging
@@ -27,18 +26,16 @@ Part = Literal["forward", "sample", "sample with edits"]
 EAGER_SIZES = (1, 2, 4, 8)
 """Decode steps captured before the engine is ready: the sizes of a few interactive users."""
 MIXED_ROWS = (32, 128, 256)
-MIXED_TOKENS = (64, 128, 192, 256, 384, 512, 768, 1024)
+MIXED_TOKENS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 """Shapes of steps in which prompts are computed beside rows that decode."""
-CAPTURE_ROWS = 1_200
-"""Rows of padding that cost as much as a capture: 10 us each against 12 ms (Qwen3-0.6B on an H200;
-20 us and 16 ms for 8B)."""
-SINGLE_ROWS = 500
-"""As many cost what a step with prompts takes longer if its kernels are launched singly, 5 ms. A
-decode step is captured in the time of its launches."""
+CAPTURE_ROWS = 2_000
+"""Rows of padding that cost as much as a capture: 10 us each against 17 to 29 ms (Qwen3-0.6B on an
+H200; 20 us and 20 to 39 ms for 8B). All but 2 ms of these are the launches, as of a step that is
+launched singly: so one that has no graph to be padded to is captured at once."""
 LAYER_BYTES_PER_US = 700e6
 """Of 16-bit weights that one token is multiplied with: 700 TFLOP/s, seen on an H200."""
-LAYER_LAUNCH_US = 200
-"""What the host takes to launch the kernels of a layer singly: ten, 20 us each."""
+LAYER_LAUNCH_US = 400
+"""What the host takes to launch the kernels of a layer singly: six of Triton, 60 us each."""
 
 
 def default_sizes(max_rows: int) -> tuple[int, ...]:
@@ -85,9 +82,8 @@ class StepGraphs:
         self._create = create
         self._edited = edited
         self._runs = {shape: ShapeRuns(shape) for shape in ordered}
-        self._lost: Counter[StepShape] = Counter()
-        """Rows that steps without a graph have cost, by the shape that they ran as, since it was
-        last worth a capture."""
+        self._num_padded: Counter[StepShape] = Counter()
+        """Rows that steps of smaller shapes were padded by to each, since it last was too many."""
         self._pool = torch.cuda.graph_pool_handle() if shapes else None
 
     @property
@@ -130,26 +126,20 @@ class StepGraphs:
 
     def choose(self, shape: StepShape) -> StepShape:
         """Return what a step padded to ``shape`` runs as: that, or a larger shape with a graph."""
-        runs = self._runs[shape]
-        if runs.is_graph:
+        graphs = self._runs[shape].graphs
+        larger = None if graphs.get("forward") else self._find_captured(shape)
+        if larger is None:
             return shape
-        found = self._find_captured(shape) or shape
-        if "forward" in runs.graphs:  # it cannot be captured
-            return found
-        self._lost[found] += _count_lost(shape, found)
-        if self._lost[found] <= CAPTURE_ROWS:
-            return found
-        del self._lost[found]
-        runs.is_due = True
-        return shape
+        if "forward" not in graphs:  # it can be captured
+            self._num_padded[larger] += shape.count_padding(larger)
+            if self._num_padded[larger] > CAPTURE_ROWS:
+                del self._num_padded[larger]
+                return shape
+        return larger
 
-    def run(self, shape: StepShape, *, has_edits: bool, is_idle: bool = False) -> StepProgram:
-        """Launch a step whose upload is on its way; returns its program.
-
-        A step for which nobody waits, ``is_idle``, is captured in any case.
-        """
+    def run(self, shape: StepShape, *, has_edits: bool) -> StepProgram:
+        """Launch a step whose upload is on its way, captured if it is the first of its shape."""
         runs = self._runs[shape]
-        runs.is_due |= is_idle
         program = runs.program = runs.program or self._create(shape)
         edited = self._edited.take() if has_edits else None
         is_graph = self._launch(runs, "forward", program.forward)
@@ -172,8 +162,8 @@ class StepGraphs:
         return min(fitting, key=shape.count_padding, default=None)
 
     def _launch(self, runs: "ShapeRuns", part: Part, launch: Callable[[], None]) -> bool:
-        """Launch a part, captured if that is due; returns whether it was a graph."""
-        if runs.is_due and part not in runs.graphs:
+        """Launch a part, captured if it has not been; returns whether it was a graph."""
+        if part not in runs.graphs:
             runs.graphs[part] = self._capture(runs.shape, part, launch)
         if graph := runs.graphs.get(part):
             graph.replay()
@@ -223,22 +213,8 @@ class ShapeRuns:
 
     shape: StepShape
     program: StepProgram | None = None
-    is_due: bool = False
-    """Whether its next step is captured, if that has not been done."""
     graphs: dict[Part, torch.cuda.CUDAGraph | None] = field(default_factory=dict)
     """None where capture failed: it is not tried again."""
-
-    @property
-    def is_graph(self) -> bool:
-        """Whether its next step is a graph, or becomes one."""
-        return self.is_due and self.graphs.get("forward", True) is not None
-
-
-def _count_lost(shape: StepShape, found: StepShape) -> int:
-    """Return the rows that a step costs more than its graph, if it runs as ``found``."""
-    if found is not shape:
-        return shape.count_padding(found)
-    return CAPTURE_ROWS + 1 if shape.is_decode else SINGLE_ROWS
 
 
 class EditScratch:

@@ -40,6 +40,7 @@ from octavo.executor.model_settings import (
 from octavo.executor.op_list import can_compile
 from octavo.executor.step import ExecutorInfo
 from octavo.executor.step_program import StepShape
+from octavo.executor.streams import create_stream
 from octavo.models.causal_lm import CausalLM
 from octavo.models.fingerprint import cache_namespace
 from octavo.models.flat import FlatNetwork
@@ -209,11 +210,11 @@ def _create_device_runner(
     weights = torch.cuda.memory_reserved(device)
     layer_bytes = weights // parts.spec.num_layers
     shapes = choose_graph_shapes(config, demand.max_num_seqs, layer_bytes=layer_bytes)
+    # Of both runners: what libraries and kernels keep for a stream is there before a capture.
+    stream = create_stream(device)
+    create = partial(DeviceRunner, parts.model, device=device, stream=stream, graph_shapes=shapes)
     try:
-        backend = parts.create_backend(NUM_PROFILED_BLOCKS)
-        profiled = DeviceRunner(
-            parts.model, backend, parts.info, device=device, graph_shapes=shapes
-        )
+        profiled = create(parts.create_backend(NUM_PROFILED_BLOCKS), parts.info)
         assert config.max_num_batched_tokens is not None, "the settings are not resolved"
         with _logged("compiled the kernels"):
             profiled.compile(compiler, num_tokens=config.max_num_batched_tokens)
@@ -231,16 +232,14 @@ def _create_device_runner(
         weights=weights,
         graphs=find_graph_bytes(shapes, parts.info.vocab_size),
     )
-    del backend, profiled
+    del profiled
     torch.cuda.empty_cache()
     logger.info("memory in bytes: %s", use)
     budget = use.find_pool_bytes(config.gpu_memory_utilization)
     num_blocks = size_pool(config, demand, budget_bytes=budget)
     logger.info("KV pool: %d blocks of %d bytes", num_blocks, demand.block_bytes)
     try:
-        backend = parts.create_backend(num_blocks)
-        info = parts.sized(num_blocks)
-        runner = DeviceRunner(parts.model, backend, info, device=device, graph_shapes=shapes)
+        runner = create(parts.create_backend(num_blocks), parts.sized(num_blocks))
         with _logged("captured the graphs of a few users"):
             runner.warm_up()
     except torch.cuda.OutOfMemoryError as error:

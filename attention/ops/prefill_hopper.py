@@ -28,10 +28,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from octavo.attention.backend import AttentionLayer
 from octavo.attention.ops.decode import LOG2_E
+from octavo.attention.ops.descriptors import describe
 from octavo.attention.ops.paged_kv import PagedKV
 from octavo.attention.ops.plan_prefill import BLOCK_M, TILE_FIELDS, PrefillPlan
 
@@ -86,8 +86,7 @@ def prefill_on_hopper(
     num_lines = (cache.k.shape[0] - 1) * lines_per_block + cache.block_size + v_line
     assert v_line > 0, f"V begins {-v_line} lines before K"
     assert num_lines < 2**31, f"{num_lines} lines"
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    lines = TensorDescriptor(cache.k, [num_lines, line], [line, 1], [page, layer.head_dim], layout)
+    lines = describe(cache.k, (num_lines, line), (line, 1), (page, layer.head_dim))
     num_items = plan.tiles.shape[0] * layer.num_kv_heads
     _prefill_kernel[(min(_find_capability(q.device)[2], num_items),)](
         out,

@@ -32,6 +32,7 @@ from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.attention.ops.dependent_launch import can_start_early
+from octavo.attention.ops.descriptors import describe
 from octavo.models.ops.hopper_tiles import (
     NUM_COLUMNS,
     NUM_FEATURES,
@@ -157,9 +158,7 @@ def _create_arrivals(device: torch.device, stream: int) -> Tensor:
 
 def _describe(matrix: Tensor, rows: int) -> TensorDescriptor:
     """Describe a matrix to copies of so many rows and a stage's columns."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    block = [rows, COLUMNS.value]
-    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), block, layout)
+    return describe(matrix, matrix.shape, matrix.stride(), (rows, NUM_COLUMNS))
 
 
 @gluon.jit(do_not_specialize=["num_rows", "num_squares"])
