@@ -77,11 +77,12 @@ class AttentionInputs:
 class Attention(Protocol):
     """Attention bound to one step, as the models see it."""
 
-    def __call__(self, layer: AttentionLayer, qkv: Tensor) -> Tensor:
+    def __call__(self, layer: AttentionLayer, qkv: Tensor, *, last_only: bool = False) -> Tensor:
         """Map q | k | v of the flat batch to the heads' outputs; may overwrite ``qkv``.
 
         (num_tokens, (num_heads + 2 * num_kv_heads) * head_dim) in,
-        (num_tokens, num_heads * head_dim) out.
+        (num_tokens, num_heads * head_dim) out. If ``last_only`` the outputs of the rows' last
+        tokens alone are read, and the others may be anything; k and v of all are stored.
         """
 
 

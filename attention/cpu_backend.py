@@ -90,7 +90,7 @@ class CpuAttention:
         self._tables: dict[int, Tensor] = {}
         self._ops = ops
 
-    def __call__(self, layer: AttentionLayer, qkv: Tensor) -> Tensor:
+    def __call__(self, layer: AttentionLayer, qkv: Tensor, *, last_only: bool = False) -> Tensor:
         """Store k and v of all tokens, then attend."""
         turn_and_store = self._ops.turn_and_store.get(qkv.dtype)
         if turn_and_store is not None and self.stores_all:

@@ -47,7 +47,7 @@ class ReferenceAttention:
         self._block_size = kv_pool.shape[3]
         self._inputs = inputs
 
-    def __call__(self, layer: AttentionLayer, qkv: Tensor) -> Tensor:
+    def __call__(self, layer: AttentionLayer, qkv: Tensor, *, last_only: bool = False) -> Tensor:
         """Store k and v of all tokens, then attend."""
         heads = qkv.view(len(qkv), -1, layer.head_dim).float()
         q, k, v = heads.split_with_sizes(

@@ -63,13 +63,13 @@ class TritonAttention:
         self._prompts = PromptRows(inputs)
         self._decode_plans: dict[tuple[int, int, int | None], DecodePlan] = {}
 
-    def __call__(self, layer: AttentionLayer, qkv: Tensor) -> Tensor:
+    def __call__(self, layer: AttentionLayer, qkv: Tensor, *, last_only: bool = False) -> Tensor:
         """Store k and v of all tokens, then attend."""
         cache = PagedKV(self._kv_pool[:, layer.index, 0], self._kv_pool[:, layer.index, 1])
         plan = self._plan_decode(layer)  # in front of the store: decode reads it early
         q, out = store_kv(layer, qkv, inputs=self._inputs, cache=cache)
         decode(layer, q, cache=cache, plan=plan, out=out)
-        self._prompts.attend(layer, q, cache=cache, out=out)
+        self._prompts.attend(layer, q, cache=cache, out=out, last_only=last_only)
         return out.flatten(1)
 
     def _plan_decode(self, layer: AttentionLayer) -> DecodePlan:
@@ -91,20 +91,19 @@ class PromptRows:
         self._inputs = inputs
         # With as many tokens as rows each row has one: no prefill launch, which would cost 1 us.
         self._is_empty = inputs.positions.shape[0] <= inputs.context_lengths.shape[0]
-        self._plans: dict[int, PrefillPlan] = {}
+        self._plans: dict[tuple[int, bool], PrefillPlan] = {}
 
-    def attend(self, layer: AttentionLayer, q: Tensor, *, cache: PagedKV, out: Tensor) -> None:
-        """Write their outputs into ``out``, leaving the other rows alone."""
+    def attend(
+        self, layer: AttentionLayer, q: Tensor, *, cache: PagedKV, out: Tensor, last_only: bool
+    ) -> None:
+        """Write their outputs, or those of their last tokens, into ``out``, and nothing else."""
         if self._is_empty:
             return
+        key = layer.num_heads // layer.num_kv_heads, last_only
+        if key not in self._plans:
+            self._plans[key] = plan_prefill(layer, self._inputs, dtype=q.dtype, last_only=last_only)
         attend = prefill_on_hopper if can_prefill_on_hopper(layer, cache) else prefill
-        attend(layer, q, cache=cache, plan=self._plan(layer, q.dtype), out=out)
-
-    def _plan(self, layer: AttentionLayer, dtype: torch.dtype) -> PrefillPlan:
-        group = layer.num_heads // layer.num_kv_heads
-        if group not in self._plans:
-            self._plans[group] = plan_prefill(layer, self._inputs, dtype=dtype)
-        return self._plans[group]
+        attend(layer, q, cache=cache, plan=self._plans[key], out=out)
 
 
 def _count_multiprocessors(device: torch.device) -> int:

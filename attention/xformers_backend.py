@@ -190,12 +190,12 @@ class XformersAttention:
         self._rows = rows
         self._prompts = PromptRows(inputs)
 
-    def __call__(self, layer: AttentionLayer, qkv: Tensor) -> Tensor:
+    def __call__(self, layer: AttentionLayer, qkv: Tensor, *, last_only: bool = False) -> Tensor:
         """Store k and v of all tokens, then attend."""
         cache = PagedKV(self._kv_pool[:, layer.index, 0], self._kv_pool[:, layer.index, 1])
         q, _ = store_kv(layer, qkv, inputs=self._inputs, cache=cache)
         out = self._decode(layer, q)
-        self._prompts.attend(layer, q, cache=cache, out=out)
+        self._prompts.attend(layer, q, cache=cache, out=out, last_only=last_only)
         return out.flatten(1)
 
     def _decode(self, layer: AttentionLayer, q: Tensor) -> Tensor:

@@ -28,10 +28,10 @@ EAGER_SIZES = (1, 2, 4, 8)
 MIXED_ROWS = (32, 128, 256)
 MIXED_TOKENS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 """Shapes of steps in which prompts are computed beside rows that decode."""
-CAPTURE_ROWS = 2_000
-"""Rows of padding that cost as much as a capture: 10 us each against 17 to 29 ms (Qwen3-0.6B on an
-H200; 20 us and 20 to 39 ms for 8B). All but 2 ms of these are the launches, as of a step that is
-launched singly: so one that has no graph to be padded to is captured at once."""
+CAPTURE_ROWS = 1_200
+"""Rows of padding that cost as much as a capture: 10 us each against 12 ms (Qwen3-0.6B on an H200;
+20 us and 20 ms for 8B). All but 2 ms of these are the launches, as of a step that is launched
+singly: so one that has no graph to be padded to is captured at once."""
 LAYER_BYTES_PER_US = 700e6
 """Of 16-bit weights that one token is multiplied with: 700 TFLOP/s, seen on an H200."""
 LAYER_LAUNCH_US = 400

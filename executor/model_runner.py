@@ -27,7 +27,7 @@ class Network(Protocol):
         self, input_ids: Tensor, attention: Attention, wanted: Tensor | None = None
     ) -> Tensor:
         """Map (num_tokens,) ids to normalised hidden states, (num_tokens or n, hidden_size), of all
-        tokens or of ``wanted``, (n,) indices, at least one.
+        tokens or of ``wanted``, (n,) indices of rows' last tokens, at least one.
         """
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

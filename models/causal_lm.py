@@ -56,8 +56,9 @@ class CausalLM(nn.Module):
     ) -> Tensor:
         """Map (num_tokens,) ids to normalised hidden states, (num_tokens, hidden_size).
 
-        Of ``wanted``, (n,) indices of tokens, they are (n, hidden_size): behind the attention of
-        the last layer nothing is computed of other tokens. n is at least 1.
+        Of ``wanted``, (n,) indices of rows' last tokens, they are (n, hidden_size): behind the K/V
+        of the last layer nothing is computed of other tokens. n is at least 1, and an index that
+        is no row's last token gives anything.
         """
         x, residual = self._norms[0](self.embed_tokens(input_ids), None)
         last = len(self.layers) - 1

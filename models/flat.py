@@ -75,7 +75,7 @@ class FlatNetwork:
         self, input_ids: Tensor, attention: Attention, wanted: Tensor | None = None
     ) -> Tensor:
         """Map (num_tokens,) ids to normalised hidden states, (num_tokens or n, hidden_size), of all
-        tokens or of ``wanted``, (n,) indices, at least one.
+        tokens or of ``wanted``, (n,) indices of rows' last tokens, at least one.
         """
         total = self._embed(input_ids)
         x = self._first_norm(total)

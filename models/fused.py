@@ -47,8 +47,8 @@ class FusedLayers:
         """Map the first layer's normalised inputs to the normalised hidden states.
 
         Both are (num_tokens, hidden_size), as is the residual stream, which is added to. Of
-        ``wanted``, (n,) indices of tokens, the hidden states are (n, hidden_size); ``last`` are
-        the layers for so many rows, which finish.
+        ``wanted``, (n,) indices of rows' last tokens, the hidden states are (n, hidden_size);
+        ``last`` are the layers for so many rows, which finish.
         """
         final = len(self._layers) - 1
         for index, (layer, qkv, others) in enumerate(self._layers):

@@ -32,13 +32,16 @@ class PrefillPlan:
 
 
 def plan_prefill(
-    layer: AttentionLayer, inputs: AttentionInputs, *, dtype: torch.dtype
+    layer: AttentionLayer, inputs: AttentionInputs, *, dtype: torch.dtype, last_only: bool = False
 ) -> PrefillPlan:
-    """Cut the tokens of all rows that have more than one into query tiles, on the device."""
+    """Cut the tokens of all rows that have more than one into query tiles, on the device.
+
+    If ``last_only`` each row has a tile of its last token, and no other.
+    """
     num_rows = inputs.context_lengths.shape[0]
     block_m = BLOCK_M if dtype.itemsize == 2 else BLOCK_M_FLOAT32
     tile_tokens = block_m // (layer.num_heads // layer.num_kv_heads)
-    max_num_tiles = inputs.positions.shape[0] // tile_tokens + num_rows
+    max_num_tiles = num_rows + (0 if last_only else inputs.positions.shape[0] // tile_tokens)
     tiles = torch.empty(
         (max_num_tiles, TILE_FIELDS.value),
         dtype=torch.int32,
@@ -51,6 +54,7 @@ def plan_prefill(
         num_rows,
         max_num_tiles,
         TILE_TOKENS=tile_tokens,
+        LAST_ONLY=last_only,
         ROWS_PAD=pad_rows(num_rows),
         TILES=LOOKED_UP,
         num_warps=8,
@@ -66,6 +70,7 @@ def _plan_prefill_kernel(
     num_rows,
     max_num_tiles,
     TILE_TOKENS: tl.constexpr,
+    LAST_ONLY: tl.constexpr,
     ROWS_PAD: tl.constexpr,
     TILES: tl.constexpr,
 ):
@@ -74,7 +79,8 @@ def _plan_prefill_kernel(
     exists = row < num_rows
     first_token = tl.load(query_start_ptr + row, mask=exists, other=0)
     num_tokens = tl.load(query_start_ptr + row + 1, mask=exists, other=0) - first_token
-    end = tl.cumsum(tl.where(num_tokens > 1, tl.cdiv(num_tokens, TILE_TOKENS), 0), axis=0)
+    num_tiles = 1 if LAST_ONLY else tl.cdiv(num_tokens, TILE_TOKENS)
+    end = tl.cumsum(tl.where(num_tokens > 1, num_tiles, 0), axis=0)
 
     # A tile belongs to the row whose number is how many rows end before it, and begins where the
     # last of them ended. The last tiles of a row have the longest context and take the first place.
@@ -87,7 +93,7 @@ def _plan_prefill_kernel(
     first_token = tl.load(query_start_ptr + tile_row, mask=exists, other=0)
     num_tokens = tl.load(query_start_ptr + tile_row + 1, mask=exists, other=0) - first_token
     context = tl.load(context_lengths_ptr + tile_row, mask=exists, other=0)
-    skipped = (tile - row_start) * TILE_TOKENS
+    skipped = num_tokens - 1 if LAST_ONLY else (tile - row_start) * TILE_TOKENS
     planned = tiles_ptr + place * TILE_FIELDS
     in_plan = place < max_num_tiles
     tl.store(planned, tl.where(exists, num_tokens - skipped, 0), mask=in_plan)

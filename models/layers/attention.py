@@ -79,9 +79,9 @@ class SelfAttention(nn.Module):
     ) -> tuple[Tensor | Normed, Tensor]:
         """Add to the residual stream, (num_tokens, hidden_size); return it normalised, and it.
 
-        Of ``wanted``, (n,) indices of tokens, both are (n, hidden_size).
+        Of ``wanted``, (n,) indices of rows' last tokens, both are (n, hidden_size).
         """
-        heads = attention(self.layer, self.qkv_proj(x))
+        heads = attention(self.layer, self.qkv_proj(x), last_only=wanted is not None)
         if wanted is not None:
             heads, residual = heads.index_select(0, wanted), residual.index_select(0, wanted)
         return self.o_proj.add_norm(heads, residual, norm)

@@ -37,7 +37,7 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor | Normed, Tensor]:
         """Map the normalised stream and the stream, (num_tokens, hidden_size), to the same.
 
-        Of ``wanted``, (n,) indices of tokens, they are (n, hidden_size).
+        Of ``wanted``, (n,) indices of rows' last tokens, they are (n, hidden_size).
         """
         x, residual = self.self_attn(x, residual, attention, self.post_attention_layernorm, wanted)
         next_pair: tuple[Tensor | Normed, Tensor] = self.mlp(x, residual, next_norm)

@@ -12,7 +12,7 @@ from octavo.models.source import ModelSource
 CPU = torch.device("cpu")
 
 
-def dense_attention(layer, qkv):
+def dense_attention(layer, qkv, *, last_only=False):
     """Attend over one sequence that starts at position 0, without any cache."""
     num_tokens = qkv.shape[0]
     sizes = [layer.num_heads, layer.num_kv_heads, layer.num_kv_heads]
@@ -29,6 +29,10 @@ def dense_attention(layer, qkv):
         q, k, v, attn_mask=is_seen, scale=layer.scale, enable_gqa=True
     )
     return out.transpose(0, 1).reshape(num_tokens, -1)
+
+
+def attend_in_float32(layer, qkv, *, last_only=False):
+    return dense_attention(layer, qkv.float()).to(qkv.dtype)
 
 
 def rotate(x, table):

@@ -148,6 +148,6 @@ def test_a_norm_holds_for_rows_of_any_size():
     torch.testing.assert_close(found, expected, equal_nan=True)
 
 
-def attend(layer, qkv):
+def attend(layer, qkv, *, last_only=False):
     """Stand for any attention."""
     return qkv[:, : layer.num_heads * layer.head_dim] - qkv[:, -1:]

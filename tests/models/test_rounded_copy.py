@@ -15,7 +15,7 @@ from octavo.models.config_files import load_config
 from octavo.models.rounded_copy import ABANDONED_S, MAX_COPIES, load_rounded
 from octavo.models.rounding import can_round
 from tests.models.gguf_files import write_gguf
-from tests.models.oracle import dense_attention, source_of
+from tests.models.oracle import attend_in_float32, source_of
 
 IDS = torch.tensor([1, 259, 285, 344, 0, 100])
 NAMES = [
@@ -47,7 +47,7 @@ def tells_rounding(monkeypatch):
 def compute(source, name):
     model = load_rounded(source, load_config(source), name)
     model.pack()
-    hidden = model(IDS, lambda layer, qkv: dense_attention(layer, qkv.float()).to(qkv.dtype))
+    hidden = model(IDS, attend_in_float32)
     return model.compute_logits(hidden)
 
 

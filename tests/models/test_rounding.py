@@ -9,7 +9,7 @@ from octavo.models import rounding
 from octavo.models.rotation import rotate_residual_stream
 from octavo.models.rounding import can_round, is_stored_in_int4, round_network
 from tests.models.gguf_files import write_gguf
-from tests.models.oracle import compute_logits, dense_attention, load, source_of
+from tests.models.oracle import attend_in_float32, compute_logits, load, source_of
 
 IDS = torch.tensor([1, 259, 285, 344, 0, 100])
 FORMATS = gguf.GGMLQuantizationType
@@ -35,7 +35,7 @@ def test_a_rounded_network_computes_nearly_the_same(name, tiny_spm, tmp_path):
     round_network(model, name)
     model.pack()
     expected = compute_logits(load(source), IDS)
-    hidden = model(IDS, lambda layer, qkv: dense_attention(layer, qkv.float()).to(qkv.dtype))
+    hidden = model(IDS, attend_in_float32)
     error = (model.compute_logits(hidden) - expected).norm() / expected.norm()
     assert 0 < error < 0.05
     assert not [weight for weight in model.layers.parameters() if weight.dim() > 1]
