@@ -20,7 +20,6 @@ from octavo.executor.graphs import EAGER_SIZES, EditScratch, StepGraphs
 from octavo.executor.logprobs import MAX_LOGIT_ROWS
 from octavo.executor.ops.choose import EXHAUSTED as EXHAUSTED_CODE
 from octavo.executor.ops.logprobs import VARIED_TOPS, compute_logprobs
-from octavo.executor.ops.prepare_inputs import DeviceBatch
 from octavo.executor.ops.sample import VARIED_BATCHES
 from octavo.executor.row_uploads import RowUploads
 from octavo.executor.sampler import NON_FINITE
@@ -36,13 +35,13 @@ from octavo.executor.step import (
 )
 from octavo.executor.step_program import (
     DeviceState,
+    Programs,
     StepProgram,
     StepShape,
     create_workspace,
-    slice_batch,
 )
 from octavo.executor.step_uploads import StepUploads
-from octavo.executor.streams import launching_on
+from octavo.executor.streams import create_stream, launching_on
 from octavo.models.causal_lm import CausalLM
 from octavo.models.ops import linear_converted, linear_hopper
 
@@ -64,13 +63,12 @@ class DeviceRunner:
         info: ExecutorInfo,
         *,
         device: torch.device,
-        stream: torch.cuda.Stream | None,
         graph_shapes: Sequence[StepShape],
     ) -> None:
         self.info = info
         self._device = device
         self._graph_shapes = graph_shapes
-        self._stream = stream
+        self._stream = create_stream(device)
         capacity = max(MIN_UPLOAD_WORDS, 2 * info.max_model_len + 4 * info.vocab_size)
         self._uploads = UploadRing(capacity, device, self._stream)
         rows = DeviceRows.create(
@@ -89,10 +87,9 @@ class DeviceRunner:
         self._state = DeviceState(
             model, backend, rows, self._uploads.device_words, workspace, info.block_size
         )
-        self._max_blocks = rows.block_tables.shape[1]
         self._edited = EditScratch(info.num_rows, info.vocab_size, device)
-        self._decode_batch = self._create_batch(info.num_rows, info.num_rows)
-        self.graphs = StepGraphs(graph_shapes, self._create_program, edited=self._edited)
+        self._programs = Programs(self._state, info.num_rows)
+        self.graphs = StepGraphs(graph_shapes, self._programs.create_kept, edited=self._edited)
 
     def compile(self, compiler: StartCompiler, *, num_tokens: int) -> None:
         """Compile the kernels of steps of all kinds side by side; nothing is computed.
@@ -108,10 +105,9 @@ class DeviceRunner:
         shapes += [StepShape.padded(min(size, num_rows), size) for size in FEW_TOKENS]
         with launching_on(self._stream), compiler.compiling_ahead():
             for shape in shapes:
-                batch = self._create_batch(shape.num_rows, shape.num_tokens)
-                batch.input_ids.zero_()  # what torch reads must be an index
-                batch.sampled_tokens.zero_()
-                program = StepProgram(self._state, shape, batch)
+                program = self._programs.create(shape)
+                program.batch.input_ids.zero_()  # what torch reads must be an index
+                program.batch.sampled_tokens.zero_()
                 program.forward()
                 program.sample(None)
                 program.sample(self._edited.take())
@@ -122,9 +118,17 @@ class DeviceRunner:
                 compute_logprobs(program.logits, self._results[0], num_top=num_top)
 
     def warm_up(self) -> None:
-        """Capture decode steps of the sizes of a few users, and run one with edits once."""
+        """Capture decode steps of the sizes of a few users, one of them with edits.
+
+        Before, steps that our kernels multiply and that torch's do are launched singly: both keep
+        memory for each stream, which must not be part of a graph.
+        """
         decode = [shape for shape in self._graph_shapes if shape.is_decode]
         with launching_on(self._stream):
+            for num_tokens in (2, 2 * linear_hopper.MAX_ROWS):
+                shape = StepShape.padded(1, num_tokens)
+                self._step_uploads.send_padding(shape)
+                self._programs.create(shape).forward()
             for shape in decode:
                 if shape.num_rows in EAGER_SIZES:
                     self._step_uploads.send_padding(shape)
@@ -152,8 +156,7 @@ class DeviceRunner:
         shape = replace(StepShape.padded(self.info.num_rows, num_tokens), wants_all=True)
         with launching_on(self._stream):
             self._step_uploads.send_padding(shape)
-            batch = self._create_batch(shape.num_rows, shape.num_tokens)
-            program = StepProgram(self._state, shape, batch)
+            program = self._programs.create(shape)
             program.forward()
             program.sample(self._edited.take())
             assert program.hidden is not None
@@ -206,23 +209,10 @@ class DeviceRunner:
             wants_all=wants_all,
         )
         self._step_uploads.send(step, shape)
-        batch = self._create_batch(shape.num_rows, shape.num_tokens)
-        program = StepProgram(self._state, shape, batch)
+        program = self._programs.create(shape)
         program.forward()
         program.sample(self._edited.take() if has_edits else None)
         return program
-
-    def _create_program(self, shape: StepShape) -> StepProgram:
-        if shape.is_decode:
-            batch = slice_batch(self._decode_batch, shape.num_rows)
-        else:
-            batch = self._create_batch(shape.num_rows, shape.num_tokens)
-        return StepProgram(self._state, shape, batch)
-
-    def _create_batch(self, num_rows: int, num_tokens: int) -> DeviceBatch:
-        return DeviceBatch.create(
-            num_rows, num_tokens, max_num_blocks=self._max_blocks, device=self._device
-        )
 
     def _find_logprobs(self, step: Step, program: StepProgram) -> LogprobReadback | None:
         sampled_rows = step.rows[step.sample].tolist()

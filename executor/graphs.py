@@ -6,11 +6,13 @@ padding has cost as much as a capture. All graphs share one memory pool: they ru
 other on one stream, and what a graph leaves behind is used before the next one runs.
 """
 
+import gc
 import logging
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -198,13 +200,28 @@ class StepGraphs:
 
     def _record(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        # Where kernels are launched for the first time, CUDA allocates and loads: relaxed, it may.
-        graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
-        try:
-            launch()
-        finally:  # the stream must leave capture mode, whatever launch raised
-            graph.capture_end()
+        with _collecting_no_garbage():
+            # Where kernels are launched for the first time, CUDA loads them: relaxed, it may.
+            graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
+            try:
+                launch()
+            finally:  # the stream must leave capture mode, whatever launch raised
+                graph.capture_end()
         return graph
+
+
+@contextmanager
+def _collecting_no_garbage() -> Iterator[None]:
+    """Keep Python's collector from freeing pinned memory: torch would record an event for it in the
+    stream that is captured, and fail at the next allocation, which asks after the event.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(slots=True)

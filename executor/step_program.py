@@ -125,6 +125,33 @@ class StepProgram:
         sample(logits, rows, workspace=state.workspace, edited=edited)
 
 
+class Programs:
+    """Makes the programs of one runner, which they do not keep alive."""
+
+    def __init__(self, state: DeviceState, num_rows: int) -> None:
+        self._state = state
+        self._decode_batch = self._create_batch(num_rows, num_rows)
+
+    def create(self, shape: StepShape) -> StepProgram:
+        """Return a program with inputs of its own."""
+        batch = self._create_batch(shape.num_rows, shape.num_tokens)
+        return StepProgram(self._state, shape, batch)
+
+    def create_kept(self, shape: StepShape) -> StepProgram:
+        """Return a program for many steps; all those of decode steps share their inputs."""
+        if not shape.is_decode:
+            return self.create(shape)
+        return StepProgram(self._state, shape, slice_batch(self._decode_batch, shape.num_rows))
+
+    def _create_batch(self, num_rows: int, num_tokens: int) -> DeviceBatch:
+        return DeviceBatch.create(
+            num_rows,
+            num_tokens,
+            max_num_blocks=self._state.rows.block_tables.shape[1],
+            device=self._state.upload.device,
+        )
+
+
 def slice_batch(batch: DeviceBatch, num_rows: int) -> DeviceBatch:
     """Return the first rows of a batch of one-token rows: the same memory, for a smaller step."""
     attention = batch.attention

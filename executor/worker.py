@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -40,7 +41,6 @@ from octavo.executor.model_settings import (
 from octavo.executor.op_list import can_compile
 from octavo.executor.step import ExecutorInfo
 from octavo.executor.step_program import StepShape
-from octavo.executor.streams import create_stream
 from octavo.models.causal_lm import CausalLM
 from octavo.models.fingerprint import cache_namespace
 from octavo.models.flat import FlatNetwork
@@ -210,9 +210,7 @@ def _create_device_runner(
     weights = torch.cuda.memory_reserved(device)
     layer_bytes = weights // parts.spec.num_layers
     shapes = choose_graph_shapes(config, demand.max_num_seqs, layer_bytes=layer_bytes)
-    # Of both runners: what libraries and kernels keep for a stream is there before a capture.
-    stream = create_stream(device)
-    create = partial(DeviceRunner, parts.model, device=device, stream=stream, graph_shapes=shapes)
+    create = partial(DeviceRunner, parts.model, device=device, graph_shapes=shapes)
     try:
         profiled = create(parts.create_backend(NUM_PROFILED_BLOCKS), parts.info)
         assert config.max_num_batched_tokens is not None, "the settings are not resolved"

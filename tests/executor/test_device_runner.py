@@ -44,7 +44,7 @@ def make_device_executor(folder, *, lag=0, num_rows=4, block_size=4, graphs=()):
         model.kv_cache_spec(block_size), info.num_blocks, dtype=torch.float32, device="cpu"
     )
     shapes = [StepShape.padded(*shape) for shape in graphs]
-    runner = DeviceRunner(model, backend, info, device=CPU, stream=None, graph_shapes=shapes)
+    runner = DeviceRunner(model, backend, info, device=CPU, graph_shapes=shapes)
     return InProcessExecutor(runner, lag=lag)
 
 

@@ -1,5 +1,6 @@
 """Which batch sizes get a graph, and when a step is captured, replayed or launched singly."""
 
+import gc
 from itertools import pairwise
 
 import pytest
@@ -47,6 +48,7 @@ class Tape:
         if self.capturing is None:
             self.events.append(part)
             return
+        assert not gc.isenabled(), "the collector may free pinned memory"
         self.capturing.part = part
         if part in self.failing:
             raise torch.OutOfMemoryError(part)
@@ -181,6 +183,13 @@ def test_sampling_that_cannot_be_captured_runs_behind_the_graph(record, caplog):
     assert tape.step(graphs) == ["replay forward", "sample"]
     (message,) = caplog.messages
     assert message.startswith("cannot capture sample of 8 rows and 8 tokens")
+
+
+@pytest.mark.parametrize("failing", [[], ["forward"]])
+def test_garbage_is_collected_again_behind_a_capture(record, failing):
+    tape, graphs = record(failing=failing)
+    tape.step(graphs)
+    assert gc.isenabled()
 
 
 def test_an_error_of_the_step_itself_is_raised(record):
