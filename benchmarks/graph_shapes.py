@@ -22,6 +22,8 @@ from octavo.executor.graphs import EAGER_SIZES, EditScratch, StepGraphs, default
 from octavo.executor.step import Step
 from octavo.executor.step_program import StepShape
 
+MAX_STEP_TOKENS = 16_384
+
 
 class EmptyGraph:
     """A graph without a device."""
@@ -42,7 +44,7 @@ class CountedGraphs:
     def __init__(self, max_rows: int, layer_bytes: int, *, is_idle: bool) -> None:
         nothing: Any = SimpleNamespace(forward=lambda: None, sample=lambda edited: None)
         shapes = [StepShape.padded(size, size) for size in default_sizes(max_rows)]
-        shapes += mixed_shapes(max_rows, layer_bytes=layer_bytes)
+        shapes += mixed_shapes(max_rows, max_tokens=MAX_STEP_TOKENS, layer_bytes=layer_bytes)
         edited = EditScratch(max_rows, 1, torch.device("cpu"))
         self._graphs = StepGraphs(shapes, lambda shape: nothing, edited=edited)
         for shape in shapes:
@@ -112,7 +114,7 @@ def simulate(graphs: CountedGraphs, arguments: argparse.Namespace, *, seed: int)
         num_blocks=2**16,
         block_size=16,
         max_num_seqs=arguments.max_num_seqs,
-        max_num_batched_tokens=16_384,
+        max_num_batched_tokens=MAX_STEP_TOKENS,
         max_model_len=36_000,
     )
     simulation = Simulation(config)

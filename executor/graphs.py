@@ -30,14 +30,14 @@ EAGER_SIZES = (1, 2, 4, 8)
 MIXED_ROWS = (32, 128, 256)
 MIXED_TOKENS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 """Shapes of steps in which prompts are computed beside rows that decode."""
-CAPTURE_ROWS = 1_200
-"""Rows of padding that cost as much as a capture: 10 us each against 12 ms (Qwen3-0.6B on an H200;
-20 us and 20 ms for 8B). All but 2 ms of these are the launches, as of a step that is launched
-singly: so one that has no graph to be padded to is captured at once."""
+CAPTURE_ROWS = 2_000
+"""Rows of padding that cost as much as a capture: 10 us each against 17 to 29 ms (Qwen3-0.6B on an
+H200; 20 us and 20 to 40 ms for 8B). All but 2 ms of these are the launches, as of a step that is
+launched singly: so one that has no graph to be padded to is captured at once."""
 LAYER_BYTES_PER_US = 700e6
 """Of 16-bit weights that one token is multiplied with: 700 TFLOP/s, seen on an H200."""
 LAYER_LAUNCH_US = 400
-"""What the host takes to launch the kernels of a layer singly: six of Triton, 60 us each."""
+"""What the host takes at the least to launch the kernels of a layer singly: six of Triton."""
 
 
 def default_sizes(max_rows: int) -> tuple[int, ...]:
@@ -50,17 +50,18 @@ def default_sizes(max_rows: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < max_rows), max_rows)
 
 
-def mixed_shapes(max_rows: int, *, layer_bytes: int) -> tuple[StepShape, ...]:
-    """Return the shapes of steps with prompts that are worth a graph.
+def mixed_shapes(max_rows: int, *, max_tokens: int, layer_bytes: int) -> tuple[StepShape, ...]:
+    """Return the shapes of steps with prompts, of at most so many rows and tokens, worth a graph.
 
     They are those that the device computes in less time than the host takes to launch their
     kernels; ``layer_bytes`` are the weights of one layer.
     """
     most_tokens = LAYER_LAUNCH_US * LAYER_BYTES_PER_US / layer_bytes
+    reached = MIXED_TOKENS[: bisect_left(MIXED_TOKENS, max_tokens) + 1]
     rows = sorted({min(num_rows, max_rows) for num_rows in MIXED_ROWS})
     return tuple(
         StepShape.padded(num_rows, num_tokens)
-        for num_tokens in MIXED_TOKENS
+        for num_tokens in reached
         for num_rows in rows
         if num_rows < num_tokens <= most_tokens
     )

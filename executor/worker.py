@@ -282,7 +282,10 @@ def choose_graph_shapes(
     decode = tuple(StepShape.padded(size, size) for size in sizes)
     if config.cuda_graph_sizes:
         return decode
-    return decode + mixed_shapes(max_num_seqs, layer_bytes=layer_bytes)
+    assert config.max_num_batched_tokens is not None, "the settings are not resolved"
+    return decode + mixed_shapes(
+        max_num_seqs, max_tokens=config.max_num_batched_tokens, layer_bytes=layer_bytes
+    )
 
 
 @contextmanager

@@ -16,8 +16,7 @@ def describe(
     """Describe a matrix that begins where ``base`` does.
 
     It must begin, as must all its rows, at a multiple of 16 bytes, and elements of a row must be
-    contiguous. Triton's own constructor would check that and make a layout anew: a tenth of what a
-    launch takes.
+    contiguous. Triton's own constructor checks that, and a layout is made anew, at each launch.
     """
     descriptor = TensorDescriptor.__new__(TensorDescriptor)
     descriptor.base, descriptor.layout = base, LAYOUT

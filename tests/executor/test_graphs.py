@@ -134,12 +134,18 @@ def test_a_step_with_prompts_is_padded_to_the_fewest_tokens_then_rows():
 @pytest.mark.parametrize("max_rows", [1, 20, 256, 1024])
 @pytest.mark.parametrize("layer_bytes", [10**6, 42 * 10**6, 455 * 10**6, 10**10])
 def test_mixed_shapes_have_more_tokens_than_rows_and_few_of_a_large_model(max_rows, layer_bytes):
-    shapes = mixed_shapes(max_rows, layer_bytes=layer_bytes)
+    shapes = mixed_shapes(max_rows, max_tokens=8192, layer_bytes=layer_bytes)
     assert len(set(shapes)) == len(shapes)
     assert all(shape.num_rows < shape.num_tokens for shape in shapes)
     assert max((shape.num_rows for shape in shapes), default=0) <= max_rows
     most_tokens = max((shape.num_tokens for shape in shapes), default=0)
     assert most_tokens == {10**6: 2048, 42 * 10**6: 2048, 455 * 10**6: 512, 10**10: 0}[layer_bytes]
+
+
+@pytest.mark.parametrize(("max_tokens", "largest"), [(1, 64), (64, 64), (65, 128), (9999, 2048)])
+def test_no_shape_is_larger_than_steps_need(max_tokens, largest):
+    shapes = mixed_shapes(8, max_tokens=max_tokens, layer_bytes=10**6)
+    assert max(shape.num_tokens for shape in shapes) == largest
 
 
 def test_without_shapes_no_step_has_a_graph():

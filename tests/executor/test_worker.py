@@ -173,7 +173,8 @@ def test_graph_sizes_that_no_step_reaches_are_dropped_by_name(caplog):
 def test_default_graph_sizes_are_chosen_in_silence(caplog):
     decode = [(1, 1), (2, 2), (4, 4)]
     mixed = [(4, num_tokens) for num_tokens in (64, 128, 192, 256)]
-    assert choose(EngineConfig(), 4) == decode + mixed
+    assert choose(EngineConfig(max_num_batched_tokens=1000), 4) == decode + mixed
+    assert choose(EngineConfig(max_num_batched_tokens=100), 4) == decode + mixed[:2]
     assert choose(EngineConfig(enforce_eager=True), 4) == []
     assert not caplog.messages
 
