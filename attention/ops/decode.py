@@ -43,6 +43,7 @@ from octavo.attention.ops.pieces import (
 )
 from octavo.attention.ops.plan_decode import SHARE_FIELDS, DecodePlan
 from octavo.attention.ops.rows import first_visible
+from octavo.attention.ops.sizes import next_power_of_2
 
 LOG2_E = 1.4426950408889634
 NUM_WARPS = 2
@@ -98,7 +99,7 @@ def decode(
         PREFIX_QUERIES=workspace.prefix_queries,
         HAS_PREFIXES=plan.has_prefixes,
         HEAD_DIM=layer.head_dim,
-        HEAD_PAD=triton.next_power_of_2(layer.head_dim),
+        HEAD_PAD=next_power_of_2(layer.head_dim),
         BLOCK_SIZE=cache.block_size,
         TILE=workspace.tile_tokens,
         MERGED_ELEMENTS=MERGED_ELEMENTS,

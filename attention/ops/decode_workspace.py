@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
+
+from octavo.attention.ops.sizes import next_power_of_2
 
 MAX_GROUP = 16
 """Query heads of one KV head are padded to the least number of rows that tl.dot takes."""
@@ -31,7 +32,7 @@ class DecodeWorkspace:
         cls, head_dim: int, dtype: torch.dtype, *, num_programs: int, device: torch.device | str
     ) -> "DecodeWorkspace":
         """Allocate for heads of ``head_dim`` elements in the pool's ``dtype`` and a fixed grid."""
-        head_pad = triton.next_power_of_2(head_dim)
+        head_pad = next_power_of_2(head_dim)
         return cls(
             max(DECODE_TILE_BYTES // (head_pad * dtype.itemsize), 16),
             Pieces.create((num_programs, MAX_GROUP, head_dim), device),

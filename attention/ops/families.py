@@ -21,6 +21,7 @@ from torch import Tensor
 
 from octavo.attention.backend import AttentionInputs, AttentionLayer
 from octavo.attention.ops.rows import LOOKED_UP, first_visible, load_decodes, pad_rows
+from octavo.attention.ops.sizes import cdiv
 
 PLACES = tl.constexpr(32)
 """More places than any table has: a family's number is ``leader * PLACES + log2(place + 1)``."""
@@ -42,7 +43,7 @@ def find_families(
     num_rows, device = inputs.context_lengths.shape[0], inputs.context_lengths.device
     families = torch.empty((2, num_rows), dtype=torch.int32, device=device)
     members = torch.empty((MEMBER_FIELDS.value, num_rows), dtype=torch.int32, device=device)
-    grid = (triton.cdiv(num_rows, LOOKED_UP),)
+    grid = (cdiv(num_rows, LOOKED_UP),)
     rows_pad = pad_rows(num_rows)
     _find_families_kernel[grid](
         families,

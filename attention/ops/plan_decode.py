@@ -18,6 +18,7 @@ from octavo.attention.backend import AttentionInputs, AttentionLayer
 from octavo.attention.ops.decode_workspace import DecodeWorkspace
 from octavo.attention.ops.families import find_families
 from octavo.attention.ops.rows import LOOKED_UP, first_visible, load_decodes, pad_rows
+from octavo.attention.ops.sizes import cdiv
 
 MERGED_PER_TILE = 3.5
 """Pieces that a merge adds in the time of one tile. A segment of n tiles in shares of s takes about
@@ -82,7 +83,7 @@ def plan_decode(
         members = find_families(
             layer, inputs, block_size=block_size, tile_tokens=workspace.tile_tokens
         )
-    _plan_decode_kernel[(triton.cdiv(num_programs, LOOKED_UP),)](
+    _plan_decode_kernel[(cdiv(num_programs, LOOKED_UP),)](
         plan.lines,
         plan.shares,
         plan.readers,

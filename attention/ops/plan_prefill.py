@@ -9,6 +9,7 @@ from torch import Tensor
 
 from octavo.attention.backend import AttentionInputs, AttentionLayer
 from octavo.attention.ops.rows import LOOKED_UP, pad_rows
+from octavo.attention.ops.sizes import cdiv
 
 BLOCK_M = 128
 """Rows of a query tile: two warpgroups of 64, the least that wgmma takes."""
@@ -47,7 +48,7 @@ def plan_prefill(
         dtype=torch.int32,
         device=inputs.context_lengths.device,
     )
-    _plan_prefill_kernel[(triton.cdiv(max_num_tiles, LOOKED_UP),)](
+    _plan_prefill_kernel[(cdiv(max_num_tiles, LOOKED_UP),)](
         tiles,
         inputs.query_start,
         inputs.context_lengths,

@@ -22,6 +22,7 @@ from octavo.attention.backend import AttentionLayer
 from octavo.attention.ops.decode import LOG2_E
 from octavo.attention.ops.paged_kv import PagedKV, match_cache
 from octavo.attention.ops.plan_prefill import TILE_FIELDS, PrefillPlan
+from octavo.attention.ops.sizes import next_power_of_2
 
 TILE_BYTES = 16_384
 """Bytes of K in a tile: 64 tokens x 128 elements of 16 bit."""
@@ -41,7 +42,7 @@ def prefill(
     assert out.is_contiguous(), f"out has strides {out.stride()}"
     inputs = plan.inputs
     group = layer.num_heads // layer.num_kv_heads
-    head_pad = triton.next_power_of_2(layer.head_dim)
+    head_pad = next_power_of_2(layer.head_dim)
     _prefill_kernel[(layer.num_kv_heads, plan.tiles.shape[0])](
         out,
         q,

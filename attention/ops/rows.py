@@ -3,13 +3,15 @@
 import triton
 import triton.language as tl
 
+from octavo.attention.ops.sizes import next_power_of_2
+
 LOOKED_UP = 16
 """Records that one program of a plan kernel makes: rows x 16 comparisons stay in registers."""
 
 
 def pad_rows(num_rows: int) -> int:
     """Round the number of rows so that few variants of a plan kernel are compiled."""
-    return 128 if num_rows <= 128 else max(1024, triton.next_power_of_2(num_rows))
+    return 128 if num_rows <= 128 else max(1024, next_power_of_2(num_rows))
 
 
 @triton.jit

@@ -14,6 +14,7 @@ from torch import Tensor
 from octavo.attention.backend import AttentionInputs, AttentionLayer
 from octavo.attention.ops.dependent_launch import can_start_early, wait_for_inputs
 from octavo.attention.ops.paged_kv import PagedKV
+from octavo.attention.ops.sizes import next_power_of_2
 
 WARP_ELEMENTS = 1024
 """Elements of a program that one warp takes: 32 a thread."""
@@ -36,8 +37,8 @@ def store_kv(
     )
     out = torch.empty_like(q)
     group = layer.num_heads // layer.num_kv_heads
-    heads_pad = triton.next_power_of_2(layer.num_kv_heads)
-    head_pad = triton.next_power_of_2(layer.head_dim)
+    heads_pad = next_power_of_2(layer.num_kv_heads)
+    head_pad = next_power_of_2(layer.head_dim)
     starts_early = can_start_early(qkv)
     _store_kv_kernel[(num_tokens, group + 2)](
         q,

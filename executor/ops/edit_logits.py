@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention.ops.sizes import cdiv
 from octavo.executor.ops.row_parameters import (
     EDIT_LIST,
     EDITS,
@@ -59,7 +60,7 @@ def edit_logits(logits: Tensor, batch: SampledRows, *, edited: Tensor) -> None:
     """
     assert batch.history is not None, "penalties and bad words look at the history"
     size, vocab_size = logits.shape
-    grid = (size, min(NUM_SPLITS, triton.cdiv(vocab_size, TILE)))
+    grid = (size, min(NUM_SPLITS, cdiv(vocab_size, TILE)))
     row_columns = (batch.rows, batch.positions, batch.parameters)
     history = (batch.history, batch.history.stride(0))
     target = (edited, edited.stride(0))

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention.ops.sizes import cdiv, next_power_of_2
 from octavo.executor.ops.logits import LOG2_E, MAX_INT
 
 TILE = 1024  # 32 logits a thread of one warp: repeated maxima without barriers
@@ -42,7 +43,7 @@ def compute_logprobs(logits: Tensor, token_ids: Tensor, *, num_top: int) -> Toke
     if num_top > MAX_TOP:
         return _sort(logits, token_ids, num_top)
     assert logits.stride(1) == 1, f"logits of a row are {logits.stride(1)} apart"
-    num_tiles = triton.cdiv(vocab_size, TILE)
+    num_tiles = cdiv(vocab_size, TILE)
     device = logits.device
     summaries = torch.empty((num_rows, num_tiles, 3), dtype=torch.float32, device=device)
     best = torch.empty((num_rows, num_tiles, num_top), dtype=torch.float32, device=device)
@@ -78,10 +79,8 @@ def compute_logprobs(logits: Tensor, token_ids: Tensor, *, num_top: int) -> Toke
             logits.stride(0),
             num_tiles,
             num_top,
-            TILES_PAD=triton.next_power_of_2(num_tiles),
-            BEST_PAD=triton.next_power_of_2(
-                num_tiles * next(n for n in VARIED_TOPS if num_top <= n)
-            ),
+            TILES_PAD=next_power_of_2(num_tiles),
+            BEST_PAD=next_power_of_2(num_tiles * next(n for n in VARIED_TOPS if num_top <= n)),
             num_warps=8,
         )
     return found

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from octavo.attention.backend import AttentionInputs
 from octavo.attention.ops.rows import pad_rows
+from octavo.attention.ops.sizes import cdiv
 
 TILE = 1024
 MAX_SPLITS = 8
@@ -84,7 +85,7 @@ def prepare_inputs(
     attention = out.attention
     num_rows = columns.shape[1]
     assert attention.context_lengths.shape[0] == num_rows, "columns are padded to the batch's rows"
-    num_splits = min(MAX_SPLITS, triton.cdiv(max_row_tokens, TILE))
+    num_splits = min(MAX_SPLITS, cdiv(max_row_tokens, TILE))
     # The last program of the first axis pads the tokens.
     _prepare_kernel[(num_rows + 1, num_splits)](
         columns,

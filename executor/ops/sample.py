@@ -29,9 +29,9 @@ nothing but the row.
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
+from octavo.attention.ops.sizes import cdiv
 from octavo.executor.ops.bracket import BRACKET_WORDS, bracket_kernel, summarise_kernel
 from octavo.executor.ops.choose import choose_kernel
 from octavo.executor.ops.logits import MAX_SPLITS, PARTIAL_WORDS
@@ -109,8 +109,8 @@ def sample(
     """
     size, vocab_size = logits.shape
     assert logits.stride(1) == 1, f"logits of a row are {logits.stride(1)} apart"
-    num_splits = _count_splits(NUM_PROGRAMS, size, triton.cdiv(vocab_size, SCAN_TILE))
-    num_summaries = _count_splits(NUM_SUMMARY_PROGRAMS, size, triton.cdiv(vocab_size, SUMMARY_TILE))
+    num_splits = _count_splits(NUM_PROGRAMS, size, cdiv(vocab_size, SCAN_TILE))
+    num_summaries = _count_splits(NUM_SUMMARY_PROGRAMS, size, cdiv(vocab_size, SUMMARY_TILE))
     list_capacity = workspace.list_ids.numel() // (size * num_splits)
     history = batch.history
     strides = (logits.stride(0), edited.stride(0) if edited is not None else 0)

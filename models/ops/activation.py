@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.attention.ops.dependent_launch import can_start_early, wait_for_inputs
+from octavo.attention.ops.sizes import cdiv
 
 BLOCK = 1024  # 8 elements, 16 bytes of bfloat16, in each of 128 threads
 
@@ -23,7 +24,7 @@ def silu_mul(gate_up: Tensor, *, out: Tensor | None = None) -> Tensor:
     assert gate_up.stride(1) == out.stride(1) == 1, "elements of a row must be contiguous"
     starts_early = can_start_early(gate_up)
     if num_rows:
-        _silu_mul_kernel[(num_rows, triton.cdiv(size, BLOCK))](
+        _silu_mul_kernel[(num_rows, cdiv(size, BLOCK))](
             gate_up,
             out,
             gate_up.stride(0),

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention.ops.sizes import next_power_of_2
+
 
 def look_up(ids: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``weight[ids] * scale[ids]``, (num_ids, size), of a float type.
@@ -13,7 +15,7 @@ def look_up(ids: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> T
     """
     size = weight.shape[1]
     out = torch.empty((len(ids), size), dtype=dtype, device=ids.device)
-    block = triton.next_power_of_2(size)
+    block = next_power_of_2(size)
     _look_up_kernel[(len(ids),)](ids, weight, scale, out, SIZE=size, BLOCK=block, num_warps=4)
     return out
 

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.attention.ops.dependent_launch import can_start_early, wait_for_inputs
+from octavo.attention.ops.sizes import cdiv, next_power_of_2
 from octavo.models.ops.norm import Norm, Normed, Product
 
 MAX_NORMED = 2048
@@ -59,7 +60,7 @@ def gemv(
     scaled = torch.empty_like(out) if norm is not None else None
     tile = tile or choose_tile(num_inputs, weight.itemsize, is_gated=is_gated)
     starts_early = can_start_early(values)
-    _gemv_kernel[(triton.cdiv(num_features, tile.rows),)](
+    _gemv_kernel[(cdiv(num_features, tile.rows),)](
         values,
         stream,
         weight,
@@ -94,7 +95,7 @@ def choose_tile(num_inputs: int, itemsize: int, *, is_gated: bool = False) -> Ti
     if itemsize == 1:
         if num_inputs == 4096:  # a row, read whole before the wait
             return Tile(4, 4096, 4)
-        columns = min(1024, triton.next_power_of_2(num_inputs))
+        columns = min(1024, next_power_of_2(num_inputs))
         return Tile(4096 // columns, columns, 2)
     if is_gated and num_inputs % 2048 == 0:
         return Tile(2, 4096 if num_inputs % 4096 == 0 else 2048, 8)
@@ -102,7 +103,7 @@ def choose_tile(num_inputs: int, itemsize: int, *, is_gated: bool = False) -> Ti
         return Tile(1, 2048, 4)
     if num_inputs <= 1024 and num_inputs % 512 == 0:
         return Tile(2, 512, 2)
-    columns = min(1024, triton.next_power_of_2(num_inputs))
+    columns = min(1024, next_power_of_2(num_inputs))
     return Tile(2048 // columns, columns, 4)
 
 

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention.ops.sizes import cdiv
+
 PADDED_ROWS = (16, 32, 64, 128)
 """Numbers of rows that kernels are compiled for."""
 
@@ -40,7 +42,7 @@ def multiply_converted(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | 
     out, most = x.new_empty((len(x), len(weight))), max(TILES)
     for rows, target in zip(x.split(most), out.split(most), strict=True):
         tile = next(tile for num_rows, tile in TILES.items() if len(rows) <= num_rows)
-        _converted_kernel[(triton.cdiv(len(weight), tile.features),)](
+        _converted_kernel[(cdiv(len(weight), tile.features),)](
             rows,
             weight,
             scale,

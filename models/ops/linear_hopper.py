@@ -16,7 +16,6 @@ order: nobody waits, and results do not depend on time.
 from functools import cache
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -33,6 +32,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.attention.ops.dependent_launch import can_start_early
 from octavo.attention.ops.descriptors import describe
+from octavo.attention.ops.sizes import cdiv, next_power_of_2
 from octavo.models.ops.hopper_tiles import (
     NUM_COLUMNS,
     NUM_FEATURES,
@@ -98,7 +98,7 @@ def multiply_on_hopper(
     assert num_tiles <= MAX_TILES, f"{num_tiles} tiles, at most {MAX_TILES}"
     out = values.new_empty((num_rows, num_outputs))
     product = Product.allocate(out, norm, num_parts=num_tiles)
-    num_steps = triton.cdiv(triton.cdiv(num_inputs, COLUMNS.value), tile.num_parts)
+    num_steps = cdiv(cdiv(num_inputs, COLUMNS.value), tile.num_parts)
     partial = None
     if tile.num_parts > 1:
         shape = (num_tiles, tile.num_parts, num_rows, FEATURES.value)
@@ -131,7 +131,7 @@ def multiply_on_hopper(
         NUM_PARTS=tile.num_parts,
         NUM_STEPS=num_steps,
         STAGES=min(tile.count_stages(rows), num_steps),
-        SQUARES=triton.next_power_of_2(len(square_sums)) if square_sums is not None else 0,
+        SQUARES=next_power_of_2(len(square_sums)) if square_sums is not None else 0,
         IS_GATED=is_gated,
         PDL=starts_early,
         CONSUMER_REGISTERS=consumer_registers,

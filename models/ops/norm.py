@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.attention.ops.dependent_launch import can_start_early, wait_for_inputs
+from octavo.attention.ops.sizes import next_power_of_2
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def _launch(
     assert all(tensor.stride(1) == 1 for tensor in rows), "elements of a row must be contiguous"
     if num_rows == 0:
         return
-    block = triton.next_power_of_2(size)
+    block = next_power_of_2(size)
     starts_early = can_start_early(x)
     _rms_norm_kernel[(num_rows,)](
         x,

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.attention.ops.sizes import next_power_of_2
 from octavo.models.ops.eight_bits import FP8, FP8_MAX
 
 ELEMENTS_PER_THREAD = 16
@@ -22,7 +23,7 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     assert x.stride(1) == 1, "elements of a row must be contiguous"
     values = torch.empty((num_rows, size), dtype=FP8, device=x.device)
     scale = torch.empty(num_rows, dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(size)
+    block = next_power_of_2(size)
     _quantize_kernel[(num_rows,)](
         x,
         values,
