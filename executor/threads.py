@@ -20,7 +20,9 @@ MAX_TRIED_TOKENS = 63
 NUM_PAIRS = 5
 """Steps of one thread, each beside one of all, that a trial consists of."""
 TRUST_S = 15.0
-"""How long steps take, all in all, before what a trial has shown is tried again."""
+"""How long steps take at the least, all in all, before what a trial has shown is tried again."""
+TRUST_FACTOR = 10
+"""How many times as long as the trial took: of many threads one computes long steps far slower."""
 LEAST_GAIN = 1.1
 """More threads are taken if they are so many times as fast: others have use for the cores."""
 
@@ -62,16 +64,18 @@ def _compare(kind: int) -> Generator[bool, float, None]:
     """
     was_single = None
     while True:
-        gains = []
+        gains, trial_s = [], 0.0
         for _ in range(NUM_PAIRS):
             single_s = yield True
-            gains.append(single_s / (yield False))
+            all_s = yield False
+            gains.append(single_s / all_s)
+            trial_s += single_s + all_s
         is_single = statistics.median(gains) < LEAST_GAIN
         if is_single != was_single:
             least, most, threads = 2 ** (kind - 1), 2**kind - 1, "one" if is_single else "all"
             logger.info("threads of steps of %d to %d tokens: %s", least, most, threads)
         was_single = is_single
-        left_s = TRUST_S
+        left_s = max(TRUST_S, TRUST_FACTOR * trial_s)
         while left_s > 0:
             left_s -= yield is_single
 
