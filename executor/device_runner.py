@@ -1,8 +1,9 @@
 """Runs Steps on a CUDA device: uploads, kernels and read-backs in the order of submission.
 
-Rows live on the device. A step that fits a captured shape, as all do in which every row decodes, is
-one upload, two graphs and one read-back; others launch the same kernels singly. The host never
-waits for the device, except for a staging slot that is still being copied and for results.
+Rows live on the device. A step that fits one of some shapes, as all do in which every row decodes,
+is one upload, two graphs and one read-back; others, as all that want log-probabilities of a prompt,
+launch the same kernels singly. The host never waits for the device, except for a staging slot that
+is still being copied and for results.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -196,8 +197,11 @@ class DeviceRunner:
     def _run(self, step: Step, rows: list[int], *, wants_all: bool) -> StepProgram:
         has_edits = not self._row_uploads.edited.isdisjoint(rows)
         num_tokens = int(step.num_tokens.sum())
-        graph_shape = self.graphs.find_shape(len(rows), num_tokens, num_sampled=step.num_sampled)
-        if graph_shape is not None and not wants_all:
+        graph_shape = None
+        if not wants_all:
+            num_sampled = step.num_sampled
+            graph_shape = self.graphs.find_shape(len(rows), num_tokens, num_sampled=num_sampled)
+        if graph_shape is not None:
             self._step_uploads.send(step, graph_shape)
             return self.graphs.run(graph_shape, has_edits=has_edits)
         shape = StepShape(

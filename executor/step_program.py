@@ -43,7 +43,7 @@ class StepShape:
 
     @property
     def is_decode(self) -> bool:
-        """True when the hidden states are in the order of the sampled rows."""
+        """True when behind each token one is sampled."""
         return self.num_sampled == self.num_tokens
 
     def count_padding(self, larger: "StepShape") -> int:
@@ -126,7 +126,7 @@ class StepProgram:
 
 
 class Programs:
-    """Makes the programs of one runner, which they do not keep alive."""
+    """Makes the programs of one runner without knowing it, so that no cycle keeps its memory."""
 
     def __init__(self, state: DeviceState, num_rows: int) -> None:
         self._state = state

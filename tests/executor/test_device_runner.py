@@ -3,6 +3,7 @@
 Graphs, streams and pinned memory need a device: see the gpu tests of tests/engine/test_equivalence.
 """
 
+import weakref
 from itertools import pairwise
 
 import numpy as np
@@ -14,9 +15,10 @@ from octavo.executor.device_runner import DeviceRunner, list_varied_rows
 from octavo.executor.graphs import StepGraphs
 from octavo.executor.in_process import InProcessExecutor
 from octavo.executor.step import BlockCopy, ExecutorInfo
-from octavo.executor.step_program import StepShape
+from octavo.executor.step_program import StepProgram, StepShape
 from octavo.models.config_files import load_config
 from octavo.models.loader import load_model
+from octavo.models.ops import linear_hopper
 from tests.executor.by_hand import ByHand, generate, make_executor
 from tests.models.oracle import source_of
 
@@ -192,6 +194,22 @@ def test_steps_with_prompts_fit_graphs(small_llama, fake_graphs, monkeypatch):
         assert request.outputs == small_llama.generate(prompt, len(request.outputs))
 
 
+def test_prompt_logprobs_which_no_graph_has_are_no_reason_to_capture(
+    small_llama, fake_graphs, monkeypatch
+):
+    monkeypatch.setattr("octavo.executor.graphs.CAPTURE_ROWS", 3)
+    executor = make_device_executor(small_llama.folder, graphs=[(1, 4), (1, 6)])
+    hand = ByHand(executor)
+    hand.admit(0, PROMPTS[1])
+    hand.step({0: 6})
+    hand.admit(1, PROMPTS[0], num_prompt_logprobs=1)
+    hand.step({1: 3})
+    request = hand.admit(2, PROMPTS[0])
+    hand.step({2: 3})  # padded by 2
+    assert executor._runner.graphs.captured_shapes == [StepShape.padded(1, 6)]
+    assert request.outputs == small_llama.generate(PROMPTS[0], 1)
+
+
 def test_steps_of_a_shape_without_a_graph_are_padded_to_a_captured_one(small_llama, fake_graphs):
     runner = make_device_executor(small_llama.folder, graphs=[(2, 2), (3, 3), (4, 4)])._runner
     runner.warm_up()
@@ -247,15 +265,38 @@ def test_shapes_without_memory_are_left_out_and_serve_all_the_same(
     assert graphs.captured_shapes == []
 
 
-def test_warming_up_captures_small_sizes_and_runs_edits_once(small_llama, fake_graphs):
+def test_warming_up_launches_singly_then_captures_small_sizes_and_edits(
+    small_llama, fake_graphs, monkeypatch
+):
     sizes = [(2, 2), (3, 3), (4, 4), (4, 8)]
     runner = make_device_executor(small_llama.folder, graphs=sizes)._runner
+    events = []
+    forward, record = StepProgram.forward, StepGraphs._record
+
+    def note_launch(program):
+        events.append(program.shape.num_tokens)
+        forward(program)
+
+    def note_capture(graphs, launch):
+        events.append("capture")
+        return record(graphs, launch)
+
+    monkeypatch.setattr(StepProgram, "forward", note_launch)
+    monkeypatch.setattr(StepGraphs, "_record", note_capture)
     runner.warm_up()
+    single = events[: events.index("capture")]
+    assert single == [2, 2 * linear_hopper.MAX_ROWS], "both keep memory for the stream"
+    assert events.count("capture") == 2 * 2 + 1, "forward and sample of two sizes, edits of one"
     assert runner.graphs.captured_shapes == [StepShape.padded(2, 2), StepShape.padded(4, 4)]
-    hand = ByHand(InProcessExecutor(runner, lag=0))
-    request = hand.admit(0, PROMPTS[0])
-    hand.step({0: 3})
-    assert request.outputs == small_llama.generate(PROMPTS[0], 1)
+
+
+def test_a_runner_is_freed_with_its_last_reference(small_llama, fake_graphs):
+    """Pinned memory that waits for Python's collector may be freed within a later capture."""
+    executor = make_device_executor(small_llama.folder, graphs=[(1, 1), (1, 4)])
+    generate(executor, PROMPTS[:1], 2, logit_bias=((300, 90.0),))
+    uploads = weakref.ref(executor._runner._uploads)
+    del executor
+    assert uploads() is None
 
 
 def test_profiling_computes_a_slice_of_prompt_logits(small_llama, fake_graphs, monkeypatch):
