@@ -61,10 +61,11 @@ class CountedGraphs:
         """Count one step."""
         num_rows, num_tokens = len(step.rows), int(step.num_tokens.sum())
         shape = self._graphs.find_shape(num_rows, num_tokens, num_sampled=step.num_sampled)
-        if shape is not None:
+        if shape is None:
+            self.num_single += 1
+        else:
             self._graphs.run(shape, has_edits=False)
             self.num_padded += max(shape.num_rows - num_rows, shape.num_tokens - num_tokens)
-        self.num_single += shape is None or shape not in self._graphs.captured_shapes
 
 
 def main() -> None:
