@@ -76,12 +76,18 @@ def test_states_of_wanted_tokens_are_those_among_all(name, wanted, request):
     torch.testing.assert_close(found, model(IDS, dense_attention)[wanted], atol=1e-5, rtol=1e-5)
 
 
-def test_the_last_layer_computes_only_wanted_tokens_behind_its_attention(tiny_spm):
+def test_the_last_layer_computes_only_wanted_tokens_in_and_behind_its_attention(tiny_spm):
     model = load(source_of(tiny_spm))
-    rows = []
+    rows, last_only = [], []
     for layer in model.layers:
         layer.mlp.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
-    model(IDS, dense_attention, torch.tensor([39]))
+
+    def attend(layer, qkv, **options):
+        last_only.append(options["last_only"])
+        return dense_attention(layer, qkv)
+
+    model(IDS, attend, torch.tensor([39]))
+    assert last_only == [False] * (len(model.layers) - 1) + [True]
     assert rows == [40] * (len(model.layers) - 1) + [1]
 
 
