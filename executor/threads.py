@@ -6,7 +6,6 @@ else it does.
 """
 
 import logging
-import statistics
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -17,12 +16,12 @@ logger = logging.getLogger(__name__)
 
 MAX_TRIED_TOKENS = 63
 """Steps of more tokens, which are prompts and take long, are computed by all threads."""
-NUM_PAIRS = 5
-"""Steps of one thread, each beside one of all, that a trial consists of."""
+NUM_AGREEING = 3
+"""Pairs of a step of one thread and one of all, of five at most, that decide a trial."""
 TRUST_S = 15.0
 """How long steps take at the least, all in all, before what a trial has shown is tried again."""
-TRUST_FACTOR = 10
-"""How many times as long as the trial took: of many threads one computes long steps far slower."""
+TRUST_FACTOR = 20
+"""So many times as long as it took a trial is trusted: one thread of many may be far slower."""
 LEAST_GAIN = 1.1
 """More threads are taken if they are so many times as fast: others have use for the cores."""
 
@@ -64,13 +63,17 @@ def _compare(kind: int) -> Generator[bool, float, None]:
     """
     was_single = None
     while True:
-        gains, trial_s = [], 0.0
-        for _ in range(NUM_PAIRS):
+        num_gained = num_lost = 0
+        trial_s = 0.0
+        while max(num_gained, num_lost) < NUM_AGREEING:
             single_s = yield True
             all_s = yield False
-            gains.append(single_s / all_s)
             trial_s += single_s + all_s
-        is_single = statistics.median(gains) < LEAST_GAIN
+            if single_s < LEAST_GAIN * all_s:
+                num_lost += 1
+            else:
+                num_gained += 1
+        is_single = num_lost == NUM_AGREEING
         if is_single != was_single:
             least, most, threads = 2 ** (kind - 1), 2**kind - 1, "one" if is_single else "all"
             logger.info("threads of steps of %d to %d tokens: %s", least, most, threads)
