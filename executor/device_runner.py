@@ -245,13 +245,9 @@ class DeviceRunner:
     def _find_prompt_logprobs(
         self, chunks: Sequence[PromptChunk], program: StepProgram
     ) -> dict[int, PromptLogprobReadback]:
-        found = {}
-        for chunk in chunks:
-            assert program.hidden is not None
-            found[chunk.index] = PromptLogprobReadback.launch(
-                self._state.model, program.hidden, chunk
-            )
-        return found
+        assert program.hidden is not None
+        model, hidden = self._state.model, program.hidden
+        return {chunk.index: PromptLogprobReadback.launch(model, hidden, chunk) for chunk in chunks}
 
 
 @dataclass(frozen=True, slots=True)

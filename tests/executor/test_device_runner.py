@@ -104,14 +104,15 @@ def test_rows_with_and_without_edits_share_a_step(small_llama):
 
 def test_logprobs_and_prompt_logprobs_are_those_of_the_cpu(small_llama, fake_graphs):
     found = []
-    on_device = make_device_executor(small_llama.folder, graphs=[(1, 1), (1, 4)])
+    on_device = make_device_executor(small_llama.folder, graphs=[(2, 2), (2, 8)])
     while on_device.prepare():  # graphs keep the hidden states of sampled tokens alone
         pass
     for executor in (on_device, make_executor(small_llama.folder)):
         hand = ByHand(executor)
-        request = hand.admit(0, PROMPTS[1], num_logprobs=3, num_prompt_logprobs=2)
-        hand.step({0: 4})
-        hand.step({0: 2})
+        hand.admit(0, PROMPTS[0])
+        request = hand.admit(1, PROMPTS[1], num_logprobs=3, num_prompt_logprobs=2)
+        hand.step({0: 3, 1: 4})
+        hand.step({0: 1, 1: 2})
         hand.decode(2)
         found.append(request.prompt_logprobs + request.logprobs)
     assert len(found[0]) == len(found[1]) == 5 + 3
@@ -138,6 +139,24 @@ def test_a_step_that_samples_nothing_returns_no_token(small_llama):
     assert request.outputs == []
     hand.step({0: 2})
     assert request.outputs == small_llama.generate(PROMPTS[1], 1)
+
+
+def test_hidden_states_are_selected_where_not_all_tokens_sample_and_at_least_one(small_llama):
+    executor = make_device_executor(small_llama.folder)
+    counts = []
+
+    def note(_, args):
+        wanted = args[2]
+        counts.append(None if wanted is None else len(wanted))
+
+    executor._runner._state.model.register_forward_pre_hook(note)
+    hand = ByHand(executor)
+    hand.admit(0, PROMPTS[0])
+    hand.admit(1, PROMPTS[1])
+    hand.step({0: 2, 1: 3})
+    hand.step({0: 1, 1: 3})
+    hand.decode(1)
+    assert counts == [1, 2, None]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, inside the interpreter

@@ -228,13 +228,14 @@ def test_a_shape_without_a_graph_takes_the_captured_one_that_pads_least(record, 
 @pytest.mark.parametrize("shapes", [DECODE, MIXED], ids=["decode", "mixed"])
 def test_a_shape_is_captured_when_padding_has_cost_as_much(record, shapes):
     tape, graphs = record(shapes=shapes)
-    eight, sixteen, _, largest = shapes
+    eight, sixteen, third, largest = shapes
     tape.capture(graphs, largest)
     num_padded = CAPTURE_ROWS // eight.count_padding(largest)
     assert [graphs.choose(eight) for _ in range(num_padded)] == [largest] * num_padded
     assert tape.step(graphs, shape=sixteen) == CAPTURED, "whichever is wanted when it is too much"
     assert graphs.captured_shapes == [sixteen, largest]
     assert graphs.choose(eight) is sixteen
+    assert graphs.choose(third) is largest, "the account is settled"
 
 
 @pytest.mark.parametrize("failing", [["forward"], []], ids=["capture fails", "given up"])
