@@ -34,7 +34,7 @@ def xformers(monkeypatch):
     return fake
 
 
-def run(batch):
+def run(batch, **options):
     """Run one step over the batch's pool; all that torch.empty returns is NaN."""
     pool = batch.pool
     spec = KVCacheSpec(NUM_LAYERS, pool.shape[4], pool.shape[5], pool.shape[3])
@@ -42,7 +42,7 @@ def run(batch):
     backend.kv_pool.copy_(pool)
     torch.use_deterministic_algorithms(True)
     try:
-        out = backend.bind(batch.inputs)(batch.layer, batch.qkv)
+        out = backend.bind(batch.inputs)(batch.layer, batch.qkv, **options)
     finally:
         torch.use_deterministic_algorithms(False)
     return out, backend.kv_pool
@@ -68,6 +68,17 @@ def test_a_step_equals_the_reference(rows, num_padding):
     error = ((found - expected).norm(dim=1) / expected.norm(dim=1)).max().item()
     assert error < TOLERANCES[torch.float16]
     torch.testing.assert_close(pool.float(), expected_pool, equal_nan=True, atol=2e-3, rtol=2e-3)
+
+
+def test_no_other_token_attends_where_last_ones_alone_are_read():
+    layer = make_layer(kv_heads=3, group=2, head_dim=16)
+    batch = make_batch(layer, [(1, 5), (9, 11), (3, 31)], dtype=torch.float16, block_size=64)
+    expected, _ = run_reference(batch)
+    out, _ = run(batch, last_only=True)
+    last = [0, 9, 12]
+    assert out.ne(0).any(dim=1).nonzero().flatten().tolist() == last
+    accuracy = TOLERANCES[torch.float16]
+    torch.testing.assert_close(out[last].float(), expected[last], atol=accuracy, rtol=accuracy)
 
 
 def test_rows_without_a_token_are_no_rows():
