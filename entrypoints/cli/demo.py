@@ -154,7 +154,7 @@ def running_server(*arguments: str) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     main = "import sys; from octavo.entrypoints.cli.main import main; sys.exit(main())"
-    quiet = ("--no-access-log", "--disable-log-stats")  # answers are printed where the log goes
+    quiet = ("--log-level", "warning", "--no-access-log")  # answers are printed where the log goes
     command = [sys.executable, "-c", main, "serve", "--port", str(port), *quiet, *arguments]
     with subprocess.Popen(command) as process:
         try:

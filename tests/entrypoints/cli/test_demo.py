@@ -50,11 +50,13 @@ def test_demo_answers_and_leaves_no_process(smollm2):
         [sys.executable, "-c", MAIN, "demo"],
         env={**os.environ, "OCTAVO_DEFAULT_MODEL": str(smollm2)},
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     ) as process:
         output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
+    assert " INFO " not in output, "a line of the log may stand within an answer"
     assert "The capital of France is Paris." in output
     assert int(re.search(r"(\d+) of them from the cache", output)[1]) >= 48
     _, alive = psutil.wait_procs(list_session(process.pid), timeout=10)
