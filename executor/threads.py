@@ -6,6 +6,7 @@ else it does.
 """
 
 import logging
+import math
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ NUM_AGREEING = 3
 TRUST_S = 15.0
 """How long steps take at the least, all in all, before what a trial has shown is tried again."""
 TRUST_FACTOR = 20
-"""So many times as long as it took a trial is trusted: one thread of many may be far slower."""
+"""So many times what its steps take a trial is trusted: one thread of many may be far slower."""
 LEAST_GAIN = 1.1
 """More threads are taken if they are so many times as fast: others have use for the cores."""
 
@@ -59,16 +60,17 @@ class StepThreads:
 def _compare(kind: int) -> Generator[bool, float, None]:
     """Yield whether one thread computes the next step of a kind, and get the seconds it took.
 
-    A trial is in turns, for the machine may be shared and its speed vary.
+    A trial is in turns, for the machine may be shared and its speed vary. The fastest pair says how
+    long its steps take: within any other the process may have been stopped.
     """
     was_single = None
     while True:
         num_gained = num_lost = 0
-        trial_s = 0.0
+        fastest_s = math.inf
         while max(num_gained, num_lost) < NUM_AGREEING:
             single_s = yield True
             all_s = yield False
-            trial_s += single_s + all_s
+            fastest_s = min(fastest_s, single_s + all_s)
             if single_s < LEAST_GAIN * all_s:
                 num_lost += 1
             else:
@@ -78,7 +80,7 @@ def _compare(kind: int) -> Generator[bool, float, None]:
             least, most, threads = 2 ** (kind - 1), 2**kind - 1, "one" if is_single else "all"
             logger.info("threads of steps of %d to %d tokens: %s", least, most, threads)
         was_single = is_single
-        left_s = max(TRUST_S, TRUST_FACTOR * trial_s)
+        left_s = max(TRUST_S, TRUST_FACTOR * (num_gained + num_lost) * fastest_s)
         while left_s > 0:
             left_s -= yield is_single
 

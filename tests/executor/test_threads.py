@@ -76,6 +76,15 @@ def test_trials_cost_little_where_one_thread_takes_far_longer(compute):
     assert had.count(1) < 0.1 * had.count(2) / 64
 
 
+@pytest.mark.parametrize("stopped", range(2 * NUM_AGREEING))
+def test_a_trial_within_which_the_process_was_stopped_is_not_trusted_the_longer(compute, stopped):
+    chosen = StepThreads()
+    compute(chosen, stopped, num_tokens=1, two=0.5)
+    compute(chosen, 1, num_tokens=1, two=1, single_s=3_600.0)
+    compute(chosen, 2 * NUM_AGREEING, num_tokens=1, two=0.5)
+    assert 1 in compute(chosen, 2 * NUM_TRUSTED + 1, num_tokens=1, two=0.5)
+
+
 @pytest.mark.parametrize(("slow", "expected"), [([0, 2], 2), ([0, 1, 4], 1)])
 def test_a_core_that_is_away_for_a_while_decides_nothing(compute, slow, expected):
     chosen = StepThreads()
