@@ -202,7 +202,7 @@ class StepGraphs:
     def _record(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with _collecting_no_garbage():
-            # Where kernels are launched for the first time, CUDA loads them: relaxed, it may.
+            # Relaxed, so that CUDA may load what a start has not loaded yet.
             graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
             try:
                 launch()
