@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.executor.logprobs import MAX_LOGIT_ROWS, WHOLE_VOCABULARY
+from octavo.executor.logprobs import MAX_LOGIT_ROWS, WHOLE_VOCABULARY, PromptSpan
 from octavo.executor.ops.logprobs import TokenLogprobs, compute_logprobs
 from octavo.executor.staging import to_device
 from octavo.executor.step import PositionLogprobs
@@ -67,34 +67,24 @@ class LogprobReadback:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptChunk:
-    """Tokens of a row whose logits are compared with the prompt's next tokens."""
-
-    index: int
-    """Index into ``Step.rows``."""
-    first_token: int
-    """Index into the flat batch."""
-    targets: Tensor  # (num_tokens,) int32: the prompt token after each
-    num_logprobs: int
-
-
-@dataclass(frozen=True, slots=True)
 class PromptLogprobReadback:
-    """The log-probabilities of the prompt tokens that follow those of one chunk."""
+    """The log-probabilities of the prompt tokens that follow those of one span."""
 
     num_top: int
     slices: tuple[HostLogprobs, ...]
 
     @classmethod
-    def launch(cls, model: CausalLM, hidden: Tensor, chunk: PromptChunk) -> "PromptLogprobReadback":
+    def launch(
+        cls, model: CausalLM, hidden: Tensor, span: PromptSpan[Tensor]
+    ) -> "PromptLogprobReadback":
         """Compute them from the hidden states of the flat batch, (num_tokens, hidden_size)."""
         slices = []
         num_top = 0
-        hidden = hidden[chunk.first_token :][: len(chunk.targets)]
+        hidden = hidden[span.first_token :][: len(span.targets)]
         for begin in range(0, len(hidden), MAX_LOGIT_ROWS):
             logits = model.compute_logits(hidden[begin : begin + MAX_LOGIT_ROWS])
-            num_top = _num_top(chunk.num_logprobs, logits)
-            part = chunk.targets[begin : begin + MAX_LOGIT_ROWS].contiguous()
+            num_top = _num_top(span.num_logprobs, logits)
+            part = span.targets[begin : begin + MAX_LOGIT_ROWS].contiguous()
             slices.append(HostLogprobs.fetch(compute_logprobs(logits, part, num_top=num_top)))
         return cls(num_top, tuple(slices))
 

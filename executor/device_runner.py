@@ -6,19 +6,20 @@ launch the same kernels singly. The host never waits for the device, except for 
 is still being copied and for results.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from octavo.attention.backend import AttentionBackend
 from octavo.attention.ops.dependent_launch import MAX_ROWS
 from octavo.executor.compile_ahead import StartCompiler
-from octavo.executor.device_logprobs import LogprobReadback, PromptChunk, PromptLogprobReadback
+from octavo.executor.device_logprobs import LogprobReadback, PromptLogprobReadback
 from octavo.executor.device_rows import DeviceRows
 from octavo.executor.graphs import EAGER_SIZES, EditScratch, StepGraphs
-from octavo.executor.logprobs import MAX_LOGIT_ROWS
+from octavo.executor.logprobs import MAX_LOGIT_ROWS, PromptSpan, find_prompt_spans
 from octavo.executor.ops.choose import EXHAUSTED as EXHAUSTED_CODE
 from octavo.executor.ops.logprobs import VARIED_TOPS, compute_logprobs
 from octavo.executor.ops.sample import VARIED_BATCHES
@@ -172,10 +173,10 @@ class DeviceRunner:
                 return LaunchedStep(step, None, None, {}).wait
             rows = step.rows.tolist()
             is_reported = not self._reporting.isdisjoint(rows)
-            chunks = list(self._find_prompt_chunks(step)) if is_reported else []
-            program = self._run(step, rows, wants_all=bool(chunks))
+            spans = self._find_prompt_spans(step) if is_reported else []
+            program = self._run(step, rows, wants_all=bool(spans))
             logprobs = self._find_logprobs(step, program) if is_reported else None
-            prompt_logprobs = self._find_prompt_logprobs(chunks, program)
+            prompt_logprobs = self._find_prompt_logprobs(spans, program)
             readback = self._readbacks.fetch()
             return LaunchedStep(step, readback, logprobs, prompt_logprobs).wait
 
@@ -230,24 +231,20 @@ class DeviceRunner:
         assert program.logits is not None
         return LogprobReadback.launch(program.logits, self._results[0], wanted)
 
-    def _find_prompt_chunks(self, step: Step) -> Iterator[PromptChunk]:
-        first_token = 0
-        for index, (row, count) in enumerate(zip(step.rows, step.num_tokens, strict=True)):
-            request = self._requests[int(row)]
-            num_logprobs = request.sampling.num_prompt_logprobs
-            begin = int(step.num_computed_tokens[index])
-            end = min(begin + int(count), request.num_prompt_tokens - 1)
-            if num_logprobs is not None and begin < end:
-                targets = self._rows.token_ids[int(row), begin + 1 : end + 1]
-                yield PromptChunk(index, first_token, targets, num_logprobs)
-            first_token += int(count)
+    def _find_prompt_spans(self, step: Step) -> list[PromptSpan[Tensor]]:
+        def find_wish(row: int) -> tuple[int | None, int]:
+            request = self._requests[row]
+            return request.sampling.num_prompt_logprobs, request.num_prompt_tokens
+
+        token_ids = self._rows.token_ids
+        return list(find_prompt_spans(step, find_wish, lambda row, part: token_ids[row, part]))
 
     def _find_prompt_logprobs(
-        self, chunks: Sequence[PromptChunk], program: StepProgram
+        self, spans: Sequence[PromptSpan[Tensor]], program: StepProgram
     ) -> dict[int, PromptLogprobReadback]:
         assert program.hidden is not None
         model, hidden = self._state.model, program.hidden
-        return {chunk.index: PromptLogprobReadback.launch(model, hidden, chunk) for chunk in chunks}
+        return {span.index: PromptLogprobReadback.launch(model, hidden, span) for span in spans}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """Inputs of one step, gathered from the rows: made anew for every step and never kept."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.backend import AttentionInputs
+from octavo.executor.logprobs import PromptSpan, find_prompt_spans
 from octavo.executor.rows import Rows
 from octavo.executor.step import Int32Array, Step
 
@@ -20,7 +20,7 @@ class InputBatch:
     attention: AttentionInputs
     sampled_rows: Int32Array  # (num_sampled,) row of each token to sample
     sampled_tokens: Tensor  # (num_sampled,) index into the flat batch of the row's last token
-    prompt_spans: tuple["PromptSpan", ...]
+    prompt_spans: tuple[PromptSpan[Int32Array], ...]
 
     @property
     def wanted(self) -> Tensor | None:
@@ -29,18 +29,6 @@ class InputBatch:
         if self.prompt_spans or num_sampled == len(self.input_ids):
             return None
         return self.sampled_tokens if num_sampled else self.sampled_tokens.new_zeros(1)
-
-
-@dataclass(frozen=True, slots=True)
-class PromptSpan:
-    """Tokens of a row whose logits are compared with the prompt's next tokens."""
-
-    index: int
-    """Index into ``Step.rows``."""
-    first_token: int
-    """Index into the flat batch."""
-    targets: Int32Array  # (num_tokens,) the prompt token after each
-    num_logprobs: int
 
 
 def gather_inputs(rows: Rows, step: Step, *, block_size: int) -> InputBatch:
@@ -69,17 +57,11 @@ def gather_inputs(rows: Rows, step: Step, *, block_size: int) -> InputBatch:
         attention=attention,
         sampled_rows=step.rows[step.sample],
         sampled_tokens=torch.from_numpy(query_start[1:][step.sample] - 1),
-        prompt_spans=tuple(_find_prompt_spans(rows, step, query_start)),
+        prompt_spans=tuple(
+            find_prompt_spans(
+                step,
+                lambda row: (rows.num_prompt_logprobs[row], int(rows.num_prompt_tokens[row])),
+                lambda row, part: rows.token_ids[row, part].copy(),
+            )
+        ),
     )
-
-
-def _find_prompt_spans(rows: Rows, step: Step, query_start: Int32Array) -> Iterator[PromptSpan]:
-    for index, row in enumerate(step.rows):
-        num_logprobs = rows.num_prompt_logprobs[row]
-        if num_logprobs is None:
-            continue
-        begin = int(step.num_computed_tokens[index])
-        end = min(begin + int(step.num_tokens[index]), int(rows.num_prompt_tokens[row]) - 1)
-        if begin < end:
-            targets = rows.token_ids[row, begin + 1 : end + 1].copy()
-            yield PromptSpan(index, int(query_start[index]), targets, num_logprobs)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from octavo.attention.backend import Attention, AttentionBackend
 from octavo.block_manager.block_table import BlockSpec, blocks_needed
-from octavo.executor.input_batch import InputBatch, PromptSpan, gather_inputs
-from octavo.executor.logprobs import MAX_LOGIT_ROWS, find_logprobs
+from octavo.executor.input_batch import InputBatch, gather_inputs
+from octavo.executor.logprobs import MAX_LOGIT_ROWS, PromptSpan, find_logprobs
 from octavo.executor.rows import Rows
 from octavo.executor.sampler import NON_FINITE, Samples, sample
-from octavo.executor.step import ExecutorInfo, PositionLogprobs, Step, StepResult
+from octavo.executor.step import ExecutorInfo, Int32Array, PositionLogprobs, Step, StepResult
 from octavo.executor.threads import StepThreads
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class ModelRunner:
         return samples
 
     def _find_prompt_logprobs(
-        self, span: PromptSpan, hidden: Tensor
+        self, span: PromptSpan[Int32Array], hidden: Tensor
     ) -> list[PositionLogprobs] | None:
         """Return one entry per token of the span; None when a logit is not finite."""
         entries: list[PositionLogprobs] = []
